@@ -12,7 +12,7 @@ use crate::exit;
 use crate::messages::{Messages, chain};
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
-use crate::supervise::Supervisor;
+use crate::supervise::{Held, Supervisor};
 
 /// How long a wait may last before people are told of it.
 const QUIET_WAIT: Duration = Duration::from_millis(500);
@@ -26,6 +26,9 @@ const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 impl RunArgs {
     fn check(&self) -> Result<(), Failure> {
         self.lease.check()?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Failure::usage("--timeout must be longer than 0"));
+        }
         match self.keep_for {
             Some(time) if time < self.lease.ttl => Err(Failure::usage(format!(
                 "--keep-for {time:?} must be at least --ttl {:?}",
@@ -59,7 +62,8 @@ impl RunArgs {
 }
 
 /// Runs the command, and yields the exit code.
-pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
+pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
+    args.place_keys()?;
     args.check()?;
     let messages = args.store.messages();
     let store = Store::find(&args.store)?;
@@ -88,22 +92,25 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
             return Ok(exit::of_signal(signal as i32));
         }
     };
-    let fields = json!({ "key": lease.key(), "token": lease.token().get() });
+    let view = lease.view();
+    let held = Held::new(&args.keys, &view);
     messages.note(
         "acquired",
         format!("lock {:?} acquired", lease.key()),
-        fields,
+        held.fields(),
     );
 
     let mut supervisor = Supervisor {
         command: &args.command,
+        held,
+        timeout: args.timeout,
         kill_after: args.lease.kill_after,
         on_lost: args.on_lost,
         messages,
         signals: &mut signals,
         events: &mut events,
     };
-    let outcome = supervisor.supervise(&lease.view()).await;
+    let outcome = supervisor.supervise(&view).await;
     let keeps = args.keep_for.is_some() && outcome.is_ok();
     // Whoever is impatient does not wait for the store: the key expires.
     let is_lost = tokio::select! {
@@ -111,9 +118,11 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
         _ = impatience(&mut signals) => false,
     };
     let outcome = outcome?;
-    let lost = args.on_lost == OnLost::Term && (outcome.was_stopped || is_lost);
+    let lost = args.on_lost == OnLost::Term && (outcome.was_stopped() || is_lost);
     Ok(if lost {
         exit::LOST
+    } else if outcome.has_timed_out() {
+        exit::TIMED_OUT
     } else {
         outcome.ended.code()
     })
