@@ -243,6 +243,8 @@ fn within(waited: Duration) -> String {
 pub struct StoreError {
     source: Arc<dyn Error + Send + Sync>,
     retryable: bool,
+    /// Whether our own task has ended, with its registry or its runtime. Nothing is known of the server then.
+    is_abandoned: bool,
 }
 
 impl StoreError {
@@ -251,6 +253,7 @@ impl StoreError {
         Self {
             source: Arc::from(source.into()),
             retryable: true,
+            is_abandoned: false,
         }
     }
 
@@ -260,6 +263,18 @@ impl StoreError {
             retryable: false,
             ..Self::new(source)
         }
+    }
+
+    /// Wraps an error that says that our own task has ended, with its registry or its runtime.
+    pub(crate) fn abandoned(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            is_abandoned: true,
+            ..Self::new(source)
+        }
+    }
+
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.is_abandoned
     }
 
     /// Whether a retry may help: true for a broken connection or a server that is starting, false for a missing right or a

@@ -10,11 +10,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::duration;
 use crate::exit;
 use crate::guardian;
+use crate::launch;
 use crate::lead;
 use crate::messages::Messages;
 use crate::pages;
 use crate::run;
 use crate::show;
+use crate::signals;
 use crate::store::Failure;
 use crate::terminal;
 use crate::watch;
@@ -26,6 +28,7 @@ Exit codes of run and lead:
   69   the store cannot be reached, or refuses
   75   others held the lock for the whole wait (-E sets another code)
   76   the lease was lost, or could not be renewed in time, and the command was stopped
+  124  the command was stopped because of --timeout
   126  the command cannot be run
   127  the command was not found";
 
@@ -58,9 +61,12 @@ enum Command {
         /// Of which command.
         command: Option<String>,
     },
-    /// Ends the process group that it leads when its standard input ends.
+    /// Runs a command, and ends it when its standard input ends.
     #[command(hide = true)]
     Guardian(GuardianArgs),
+    /// Becomes a command, once it is told to.
+    #[command(hide = true)]
+    Launch(LaunchArgs),
 }
 
 /// Where the store is, and how to speak of it.
@@ -119,12 +125,13 @@ impl StoreArgs {
 /// Run a command while holding a lock.
 ///
 /// Waits for the lock, runs the command in a process group of its own, and renews the lease until the command has ended.
-/// If the lease cannot be renewed, the command is stopped before the lease is over: it gets SIGTERM at the deadline less
-/// --kill-after, and SIGKILL at the deadline.
+/// If the lease cannot be renewed, the command is stopped before the lease is over: all its processes get SIGTERM at the
+/// deadline less --kill-after, and SIGKILL at the deadline.
 ///
-/// The command gets LOCKSTREAM_KEY and LOCKSTREAM_TOKEN, the fencing token, and not LOCKSTREAM_URL.
+/// The command gets LOCKSTREAM_KEY and LOCKSTREAM_TOKEN, the fencing token. Of several keys it gets LOCKSTREAM_KEYS and
+/// LOCKSTREAM_TOKENS instead: a line for each key. It does not get LOCKSTREAM_URL.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, override_usage = "lockstream run [OPTIONS] <KEY>... -- <COMMAND>...")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -156,6 +163,10 @@ pub(crate) struct RunArgs {
     #[arg(long, requires = "keep_for")]
     pub(crate) keep_on_success: bool,
 
+    /// Stop the command when it has run for so long. It gets SIGTERM, and after --kill-after SIGKILL; the exit code is 124.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) timeout: Option<Duration>,
+
     /// The exit code if others hold the lock.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::BUSY)]
     pub(crate) busy_code: u8,
@@ -164,13 +175,57 @@ pub(crate) struct RunArgs {
     #[arg(long, value_enum, default_value_t = OnLost::Term)]
     pub(crate) on_lost: OnLost,
 
-    /// What to lock. Of several keys, all are held, or none.
-    #[arg(required = true, value_name = "KEY")]
+    /// What to lock. Of several keys, all are held, or none. Keys that begin with a dash: lockstream run -- -KEY -- COMMAND.
+    #[arg(value_name = "KEY")]
     pub(crate) keys: Vec<String>,
 
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+impl RunArgs {
+    /// Finds the keys if they stand behind `--`.
+    pub(crate) fn place_keys(&mut self) -> Result<(), Failure> {
+        if self.keys.is_empty() {
+            self.keys = keys_behind(&mut self.command)?;
+        }
+        Ok(())
+    }
+}
+
+impl LeadArgs {
+    /// The key, also if it stands behind `--`.
+    pub(crate) fn take_key(&mut self) -> Result<String, Failure> {
+        if let Some(key) = self.key.take() {
+            return Ok(key);
+        }
+        match &mut *keys_behind(&mut self.command)? {
+            [key] => Ok(std::mem::take(key)),
+            _ => Err(Failure::usage("a leader has one key")),
+        }
+    }
+}
+
+/// `--` ends the options: a key behind it may begin with a dash. Keys that do so, and those that follow them, end with
+/// another `--`, and leave the command behind. No command begins with a dash.
+fn keys_behind(command: &mut Vec<OsString>) -> Result<Vec<String>, Failure> {
+    let begins_with_dash = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
+    if !command.first().is_some_and(begins_with_dash) {
+        return Err(Failure::usage("no key: write KEY -- COMMAND"));
+    }
+    let end = command.iter().position(|word| word == "--");
+    let Some(end) = end.filter(|end| (1..command.len() - 1).contains(end)) else {
+        let first = command[0].display();
+        let text = format!("a key that begins with a dash is written: -- {first} -- COMMAND");
+        return Err(Failure::usage(text));
+    };
+    let behind = command.split_off(end + 1);
+    command.pop();
+    let keys = std::mem::replace(command, behind).into_iter();
+    keys.map(OsString::into_string)
+        .collect::<Result<_, _>>()
+        .map_err(|key| Failure::usage(format!("the key {key:?} is not valid UTF-8")))
 }
 
 /// How long a lease lasts, and how long the command may take to stop.
@@ -180,7 +235,7 @@ pub(crate) struct LeaseArgs {
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "30s")]
     pub(crate) ttl: Duration,
 
-    /// How long before the end of the lease the command gets SIGTERM: at most a third of the ttl.
+    /// How long the command has between SIGTERM and SIGKILL: at most a third of the ttl.
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "5s")]
     pub(crate) kill_after: Duration,
 }
@@ -205,7 +260,7 @@ impl LeaseArgs {
 /// for election again, after a pause if the command has ended within ten seconds. A lost lead stops the command as with
 /// run. SIGINT, SIGQUIT and SIGTERM end it: the exit code is then the command's.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = EXIT_CODES, override_usage = "lockstream lead [OPTIONS] <KEY> -- <COMMAND>...")]
 pub(crate) struct LeadArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -213,9 +268,9 @@ pub(crate) struct LeadArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
 
-    /// What to lead.
+    /// What to lead. A key that begins with a dash: lockstream lead -- -KEY -- COMMAND.
     #[arg(value_name = "KEY")]
-    pub(crate) key: String,
+    key: Option<String>,
 
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -291,11 +346,33 @@ pub(crate) enum OnLost {
 #[derive(Args, Debug)]
 pub(crate) struct GuardianArgs {
     /// In milliseconds.
-    kill_after: u64,
+    pub(crate) kill_after: u64,
+
+    /// Whether SIGPIPE is ignored by the command.
+    #[arg(long)]
+    pub(crate) ignore_pipe: bool,
+
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct LaunchArgs {
+    /// Whether SIGPIPE is ignored by the command.
+    #[arg(long)]
+    pub(crate) ignore_pipe: bool,
+
+    /// Signals that the command does not block, by number.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) unblock: Vec<i32>,
+
+    #[arg(last = true, required = true)]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// Does what the command line says.
 pub(crate) fn main() -> ExitCode {
+    signals::note_callers_mask();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -316,7 +393,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Free(args) => in_runtime(args.store.messages(), show::free(args)),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { command } => pages::man(command.as_deref()),
-        Command::Guardian(args) => guardian::guard(Duration::from_millis(args.kill_after)),
+        Command::Guardian(args) => guardian::guard(&args),
+        Command::Launch(args) => launch::launch(&args),
     };
     ExitCode::from(code)
 }

@@ -1,44 +1,56 @@
-//! The command: a process in the group of its guardian.
+//! The command: a child of its guardian, in its group.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::CommandExt;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
+use rustix::process::{WaitOptions, wait, waitpid};
 use tokio::time::Instant;
 
 use crate::exit;
-use crate::guardian::Guardian;
+use crate::guardian::{Guardian, Report, Started};
+use crate::launch;
 use crate::store::Failure;
-use crate::terminal::{Terminal, with_ttou};
-use crate::url;
+use crate::terminal::Terminal;
+use crate::tree::{Reached, Tree, adopt_orphans, children};
 
 /// A running command.
 #[derive(Debug)]
 pub(crate) struct Job {
+    program: OsString,
     pid: Pid,
-    group: Pid,
     guardian: Guardian,
+    launched: UnixStream,
+    tree: Tree,
     terminal: Option<Terminal>,
+    /// What the end of a child has told.
+    changes: VecDeque<Change>,
+    has_ended: bool,
+    is_empty: bool,
 }
 
 /// What has become of a command.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) enum Change {
     Ended(Ended),
+    /// It could not be run.
+    Failed(Failure),
     Stopped(Signal),
+    /// No process of it is left, after it has ended.
+    Empty,
 }
 
 /// How a command has ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ended {
     Exited(i32),
-    Killed(Signal),
+    /// By this signal. Those for real time have no name.
+    Killed(i32),
 }
 
 impl Ended {
@@ -46,29 +58,42 @@ impl Ended {
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Exited(code) => u8::try_from(code & 0xff).expect("one byte"),
-            Self::Killed(signal) => exit::of_signal(signal as i32),
+            Self::Killed(signal) => exit::of_signal(signal),
         }
     }
 }
 
 impl Job {
     /// Starts the command, after its guardian. If we are in the foreground of a terminal, the command is from now on.
+    /// `prepare` sets up its environment.
     pub(crate) fn start(
         command: &[OsString],
-        environment: [(&str, String); 2],
+        prepare: impl FnOnce(&mut Command),
         kill_after: Duration,
         deadline: Option<Instant>,
     ) -> Result<Self, Failure> {
-        let mut guardian = with_ttou(|| Guardian::start(kill_after)).map_err(|error| Failure {
-            code: exit::CANNOT_RUN,
-            text: format!("the guardian cannot be started: {error}"),
+        let others = children();
+        // If the guardian is killed, the command is ours.
+        adopt_orphans(true);
+        let started = Guardian::start(kill_after, command, prepare).map_err(|error| {
+            adopt_orphans(false);
+            Failure {
+                code: exit::CANNOT_RUN,
+                text: format!("the guardian cannot be started: {error}"),
+            }
         })?;
+        let Started {
+            mut guardian,
+            pid,
+            launched,
+        } = started;
         if let Some(deadline) = deadline {
             guardian.expect_end_by(deadline);
         }
-        let group = guardian.group();
+        let group = guardian.pid();
         // We may have been stopped since the lease was granted, or the guardian has started slowly.
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            adopt_orphans(false);
             guardian.finish();
             return Err(Failure {
                 code: exit::LOST,
@@ -76,55 +101,114 @@ impl Job {
             });
         }
         let terminal = Terminal::open(group);
-        // Before the command exists, or it would be stopped when it reads.
+        // Before the command runs, or it would be stopped when it reads.
         terminal.as_ref().map(Terminal::give);
-        let (program, arguments) = command
-            .split_first()
-            .expect("the parser asks for a command");
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .envs(environment)
-            .env_remove(url::VARIABLE)
-            .process_group(group.as_raw());
-        match with_ttou(|| command.spawn()) {
-            Ok(process) => Ok(Self {
-                pid: Pid::from_raw(process.id().cast_signed()),
-                group,
-                guardian,
-                terminal,
-            }),
-            Err(error) => {
-                terminal.as_ref().map(Terminal::take_back);
-                guardian.finish();
-                let code = match error.kind() {
-                    io::ErrorKind::NotFound => exit::NOT_FOUND,
-                    _ => exit::CANNOT_RUN,
-                };
-                let program = program.display();
-                let text = format!("cannot run {program}: {error}");
-                Err(Failure { code, text })
+        // An error: the process has been killed, which is the end of the command.
+        let _ = launch::go(&launched);
+        Ok(Self {
+            program: command[0].clone(),
+            pid,
+            tree: Tree::new(group, others),
+            guardian,
+            launched,
+            terminal,
+            changes: VecDeque::new(),
+            has_ended: false,
+            is_empty: false,
+        })
+    }
+
+    /// Sends a signal to all processes of the command.
+    pub(crate) fn signal(&self, signal: Signal) {
+        self.tree.signal(signal);
+    }
+
+    /// Sends SIGKILL to all processes of the command that are found.
+    pub(crate) fn kill(&self) -> Reached {
+        self.tree.kill()
+    }
+
+    /// What happens to the command next. May be dropped at any time.
+    pub(crate) async fn change(&mut self) -> Change {
+        loop {
+            if let Some(change) = self.changes.pop_front() {
+                return change;
+            }
+            match self.guardian.report().await {
+                Some(report) => self.take(report),
+                // What follows is told by our own children.
+                None => std::future::pending().await,
             }
         }
     }
 
-    /// Sends a signal to the whole group.
-    pub(crate) fn signal(&self, signal: Signal) {
-        // The group exists as long as its guardian is not reaped.
-        let _ = killpg(self.group, signal);
+    fn take(&mut self, report: Report) {
+        let change = match report {
+            Report::Started(_) => None,
+            Report::Stopped(signal) => Signal::try_from(signal).ok().map(Change::Stopped),
+            Report::Exited(_) | Report::Killed(_) if self.has_ended => None,
+            Report::Exited(code) => Some(self.ended(Ended::Exited(code))),
+            Report::Killed(signal) => Some(self.ended(Ended::Killed(signal))),
+            Report::Empty if self.is_empty => None,
+            Report::Empty => {
+                self.is_empty = true;
+                Some(Change::Empty)
+            }
+        };
+        self.changes.extend(change);
     }
 
-    /// What has happened to the command since the last call. Once it has ended, that is forgotten.
-    pub(crate) fn change(&self) -> Option<Change> {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        match waitpid(self.pid, Some(flags)) {
-            Ok(WaitStatus::Exited(_, code)) => Some(Change::Ended(Ended::Exited(code))),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Change::Ended(Ended::Killed(signal))),
-            Ok(WaitStatus::Stopped(_, signal)) => Some(Change::Stopped(signal)),
-            // Real-time signals have no name there.
-            Err(Errno::EINVAL) => Some(Change::Ended(Ended::Exited(255))),
-            _ => None,
+    fn ended(&mut self, ended: Ended) -> Change {
+        self.has_ended = true;
+        let Some(error) = launch::failure(&self.launched) else {
+            return Change::Ended(ended);
+        };
+        let code = match error.kind() {
+            io::ErrorKind::NotFound => exit::NOT_FOUND,
+            _ => exit::CANNOT_RUN,
+        };
+        let text = format!("cannot run {}: {error}", self.program.display());
+        Change::Failed(Failure { code, text })
+    }
+
+    /// Looks after our own children, after one of them has changed. As the first process of a container we have those of
+    /// others, too.
+    pub(crate) async fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            let pid = Pid::from_raw(pid.as_raw_pid());
+            if pid == self.guardian.pid() {
+                match Report::of(status) {
+                    Some(Report::Stopped(_)) => self.guardian.resume(),
+                    _ => self.lose_guardian().await,
+                }
+            } else if pid == self.pid {
+                Report::of(status).into_iter().for_each(|it| self.take(it));
+            }
         }
+        if self.guardian.is_gone() && self.has_ended && !self.is_empty && self.tree.looks_empty() {
+            self.take(Report::Empty);
+        }
+    }
+
+    /// It was killed. Its children are ours by now, where the system has it so.
+    async fn lose_guardian(&mut self) {
+        self.guardian.was_reaped();
+        self.tree.lose_guardian();
+        // What it has reported until then. It is dead, so this ends at once.
+        while let Some(report) = self.guardian.report().await {
+            self.take(report);
+        }
+        let pid = rustix::process::Pid::from_raw(self.pid.as_raw());
+        match waitpid(pid, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            Ok(None) => {}
+            Ok(Some((_, status))) => Report::of(status).into_iter().for_each(|it| self.take(it)),
+            Err(_) => self.take(Report::Killed(nix::libc::SIGKILL)),
+        }
+    }
+
+    /// Whether no process of the command is left, after it has ended.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.is_empty
     }
 
     /// Tells the guardian how long the command may run.
@@ -158,12 +242,11 @@ impl Job {
         }
     }
 
-    /// After the command has ended. What it has left behind in its group is killed, or left alone.
-    pub(crate) fn finish(self, kills_the_rest: bool) {
+    /// After the command has ended. What it has left behind is left alone.
+    pub(crate) fn finish(self) {
         self.terminal.as_ref().map(Terminal::take_back);
-        if kills_the_rest {
-            self.signal(Signal::SIGKILL);
-        }
+        // What is left becomes the child of whoever adopts in our place.
+        adopt_orphans(false);
         self.guardian.finish();
     }
 }

@@ -10,6 +10,8 @@ pub(crate) const STORE: u8 = 69;
 pub(crate) const BUSY: u8 = 75;
 /// The lease was lost, or could not be renewed, and the command was stopped.
 pub(crate) const LOST: u8 = 76;
+/// The command ran for longer than `--timeout`, and was stopped: as coreutils' `timeout` has it.
+pub(crate) const TIMED_OUT: u8 = 124;
 /// The command was found and could not be run.
 pub(crate) const CANNOT_RUN: u8 = 126;
 /// The command was not found.

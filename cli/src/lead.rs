@@ -14,7 +14,7 @@ use crate::messages::chain;
 use crate::run::{catch_signals, give_back, impatience, tell_of_wait};
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
-use crate::supervise::Supervisor;
+use crate::supervise::{Held, Supervisor};
 
 /// A command that ends sooner has failed at once.
 const AT_ONCE: Duration = Duration::from_secs(10);
@@ -34,12 +34,13 @@ enum Term {
 }
 
 /// Runs the command whenever this process leads, until a signal ends it.
-pub(crate) async fn lead(args: LeadArgs) -> Result<u8, Failure> {
+pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
+    let key = args.take_key()?;
     args.lease.check()?;
     let messages = args.store.messages();
     let store = Store::find(&args.store)?;
     let lock = |registry: &LockRegistry| {
-        let lock = registry.obtain(&args.key).ttl(args.lease.ttl);
+        let lock = registry.obtain(&key).ttl(args.lease.ttl);
         lock.renewal(Renewal::watchdog()).wait(Duration::MAX)
     };
     store::check(&args.store, lock).await?;
@@ -60,7 +61,7 @@ pub(crate) async fn lead(args: LeadArgs) -> Result<u8, Failure> {
             }
             Ok(Term::Ended(ended, after)) => {
                 let code = ended.code();
-                let fields = json!({ "key": args.key, "code": code });
+                let fields = json!({ "key": key, "code": code });
                 messages.say(
                     "ended",
                     format!("the command has ended with code {code}"),
@@ -70,7 +71,7 @@ pub(crate) async fn lead(args: LeadArgs) -> Result<u8, Failure> {
             }
             // Waiting mends a store, and a lease that was over too soon, and nothing else.
             Err(failure) if matches!(failure.code, exit::STORE | exit::LOST) => {
-                messages.say("failed", failure.text, json!({ "key": args.key }));
+                messages.say("failed", failure.text, json!({ "key": key }));
                 true
             }
             Err(failure) => return Err(failure),
@@ -107,10 +108,17 @@ async fn term(
         code: exit::STORE,
         text: chain(&error),
     })?;
-    let fields = json!({ "key": lease.key(), "token": lease.token().get() });
-    messages.say("leading", format!("leading {:?}", lease.key()), fields);
+    let view = lease.view();
+    let held = Held::new(&[lease.key().to_owned()], &view);
+    messages.say(
+        "leading",
+        format!("leading {:?}", lease.key()),
+        held.fields(),
+    );
     let mut supervisor = Supervisor {
         command: &args.command,
+        held,
+        timeout: None,
         kill_after: args.lease.kill_after,
         on_lost: OnLost::Term,
         messages,
@@ -118,20 +126,20 @@ async fn term(
         events: &mut events,
     };
     let began = Instant::now();
-    let outcome = supervisor.supervise(&lease.view()).await;
+    let outcome = supervisor.supervise(&view).await;
     let is_lost = tokio::select! {
         is_lost = give_back(registry, lease, false, messages) => is_lost,
         signal = impatience(signals) => return Ok(Term::Over(exit::of_signal(signal as i32))),
     };
     let outcome = outcome?;
     // Many programs take a SIGHUP as a wish to read their settings again, and go on.
-    let is_hung_up = matches!(outcome.ended, Ended::Killed(Signal::SIGHUP));
+    let is_hung_up = matches!(outcome.ended, Ended::Killed(nix::libc::SIGHUP));
     let asked = outcome
         .asked
         .filter(|signal| *signal != Signal::SIGHUP || is_hung_up);
     Ok(match asked {
         Some(_) => Term::Over(outcome.ended.code()),
-        None if outcome.was_stopped || is_lost => Term::Lost,
+        None if outcome.was_stopped() || is_lost => Term::Lost,
         None => Term::Ended(outcome.ended, began.elapsed()),
     })
 }

@@ -12,10 +12,12 @@
 //! | `supervise.rs` | what happens while the command runs? |
 //! | `child.rs` | how is the command started, signalled and ended? |
 //! | `guardian.rs` | who ends the command if this process is killed or stopped? |
+//! | `launch.rs` | what does the command inherit? |
+//! | `tree.rs` | which processes belong to the command? |
 //! | `lead.rs` | how does a command run wherever the leader is? |
 //! | `show.rs`, `watch.rs` | how are locks shown and freed? |
 //! | `pages.rs` | where do completions and manual pages come from? |
-//! | `signals.rs` | which signals are caught? |
+//! | `signals.rs` | which signals are caught, blocked or ignored? |
 //! | `terminal.rs` | which process group has the terminal? |
 
 #[cfg(unix)]
@@ -28,6 +30,8 @@ mod duration;
 mod exit;
 #[cfg(unix)]
 mod guardian;
+#[cfg(unix)]
+mod launch;
 #[cfg(unix)]
 mod lead;
 #[cfg(unix)]
@@ -46,6 +50,8 @@ mod store;
 mod supervise;
 #[cfg(unix)]
 mod terminal;
+#[cfg(unix)]
+mod tree;
 #[cfg(unix)]
 mod url;
 #[cfg(unix)]

@@ -13,7 +13,7 @@ use crate::messages::{Messages, chain};
 use crate::show::brief;
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
-use crate::supervise::{Outcome, Supervisor};
+use crate::supervise::{Held, Outcome, Supervisor};
 
 /// How long a wait may last before people are told of it.
 const QUIET_WAIT: Duration = Duration::from_millis(500);
@@ -25,6 +25,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 impl RunArgs {
+    fn check(&self) -> Result<(), Failure> {
+        self.lease.check()?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Failure::usage("--timeout must be longer than 0"));
+        }
+        Ok(())
+    }
+
     fn lock(&self, registry: &LockRegistry) -> Lock {
         let mut lock = registry.obtain_all(&self.keys);
         lock = lock.ttl(self.lease.ttl).renewal(Renewal::watchdog());
@@ -49,8 +57,9 @@ impl RunArgs {
 }
 
 /// Runs the command, and yields the exit code.
-pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
-    args.lease.check()?;
+pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
+    args.place_keys()?;
+    args.check()?;
     let messages = args.store.messages();
     let store = Store::find(&args.store)?;
     store::check(&args.store, |registry| args.lock(registry)).await?;
@@ -80,23 +89,28 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
             return Ok(exit::of_signal(signal as i32));
         }
     };
-    let fields = json!({ "key": lease.key(), "token": lease.token().get() });
+    let view = lease.view();
+    let held = Held::new(&args.keys, &view);
     messages.note(
         "acquired",
         format!("lock {:?} acquired", lease.key()),
-        fields,
+        held.fields(),
     );
 
     let mut supervisor = Supervisor {
         command: &args.command,
+        held,
+        timeout: args.timeout,
         kill_after: args.lease.kill_after,
         on_lost: args.on_lost,
         messages,
         signals: &mut signals,
         events: &mut events,
     };
-    let outcome = supervisor.supervise(&lease.view()).await;
-    let succeeded = |outcome: &Outcome| !outcome.was_stopped && outcome.ended.code() == 0;
+    let outcome = supervisor.supervise(&view).await;
+    let succeeded = |outcome: &Outcome| {
+        !outcome.was_stopped() && !outcome.has_timed_out() && outcome.ended.code() == 0
+    };
     let keeps = args.keep_for.is_some()
         && match &outcome {
             Ok(outcome) => !args.keep_on_success || succeeded(outcome),
@@ -108,9 +122,11 @@ pub(crate) async fn run(args: RunArgs) -> Result<u8, Failure> {
         _ = impatience(&mut signals) => false,
     };
     let outcome = outcome?;
-    let lost = args.on_lost == OnLost::Term && (outcome.was_stopped || is_lost);
+    let lost = args.on_lost == OnLost::Term && (outcome.was_stopped() || is_lost);
     Ok(if lost {
         exit::LOST
+    } else if outcome.has_timed_out() {
+        exit::TIMED_OUT
     } else {
         outcome.ended.code()
     })

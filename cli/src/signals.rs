@@ -1,7 +1,9 @@
-//! The signals that are caught.
+//! The signals that are caught, and those that our caller has blocked or ignored.
 
 use std::future::poll_fn;
 use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use nix::sys::signal::{SigSet, Signal};
@@ -18,6 +20,56 @@ const FORWARDED: [Signal; 8] = [
     Signal::SIGWINCH,
     Signal::SIGCONT,
 ];
+
+/// The signal mask with which this program was started.
+static CALLERS_MASK: OnceLock<SigSet> = OnceLock::new();
+
+/// Whether this program was started with SIGPIPE ignored, as each unit of systemd is.
+static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
+
+/// Before `main`, since Rust ignores SIGPIPE from there on. Linux alone tells. Nothing of `std` may be needed here.
+#[cfg(target_os = "linux")]
+#[ctor::ctor]
+fn look_before_main() {
+    use rustix::fs::{Mode, OFlags, open};
+    let mut status = [0; 4096];
+    let file = open(
+        "/proc/self/status",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let read = file.and_then(|file| rustix::io::read(file, &mut status));
+    let status = read
+        .ok()
+        .and_then(|length| std::str::from_utf8(&status[..length]).ok());
+    let ignored = status.map_or(0, ignored_in);
+    IGNORES_PIPE.store(holds(ignored, Signal::SIGPIPE), Ordering::Relaxed);
+}
+
+/// Notes the signal mask, before anything changes it.
+pub(crate) fn note_callers_mask() {
+    let mask = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());
+    CALLERS_MASK.get_or_init(|| mask);
+}
+
+/// Runs `spawn` with the signal mask with which this program was started: a process inherits the mask of the thread that
+/// spawns it.
+pub(crate) fn with_callers_mask<T>(spawn: impl FnOnce() -> T) -> T {
+    let now = SigSet::thread_get_mask();
+    if let Some(mask) = CALLERS_MASK.get() {
+        let _ = mask.thread_set_mask();
+    }
+    let spawned = spawn();
+    if let Ok(mask) = now {
+        let _ = mask.thread_set_mask();
+    }
+    spawned
+}
+
+/// Whether this program was started with SIGPIPE ignored.
+pub(crate) fn ignores_pipe() -> bool {
+    IGNORES_PIPE.load(Ordering::Relaxed)
+}
 
 /// Whether the signal asks a process to end.
 pub(crate) const fn ends(signal: Signal) -> bool {
@@ -41,8 +93,7 @@ impl Signals {
         let ignored = ignored_signals();
         let mut forwarded = Vec::new();
         for signal in FORWARDED {
-            let is_ignored = ignored & 1 << (signal as u32 - 1) != 0;
-            if !is_ignored {
+            if !holds(ignored, signal) {
                 let caught = unix::signal(SignalKind::from_raw(signal as i32))?;
                 forwarded.push((signal, caught));
             }
@@ -92,10 +143,18 @@ async fn next_of(signals: &mut [(Signal, unix::Signal)]) -> Signal {
     .await
 }
 
-/// The mask of signals that the parent process has set to be ignored. Linux alone tells.
+/// The signals that the parent process has set to be ignored. Linux alone tells.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignored_in(&status)
+}
+
+fn ignored_in(status: &str) -> u64 {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0)
+}
+
+fn holds(mask: u64, signal: Signal) -> bool {
+    mask & 1 << (signal as u32 - 1) != 0
 }

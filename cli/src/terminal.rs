@@ -3,31 +3,15 @@
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, killpg};
+use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// Lets this thread write to the terminal and hand it over while another group has it. For `run`, that is most of the
 /// time.
 pub(crate) fn block_ttou() {
-    let blocked = ttou().thread_block();
-    blocked.expect("SIGTTOU can be blocked");
-}
-
-/// Runs `spawn` with SIGTTOU as this program has found it: a process inherits the mask of the thread that spawns it.
-pub(crate) fn with_ttou<T>(spawn: impl FnOnce() -> T) -> T {
-    let before = ttou().thread_swap_mask(SigmaskHow::SIG_UNBLOCK);
-    let before = before.expect("SIGTTOU can be unblocked");
-    let spawned = spawn();
-    before
-        .thread_set_mask()
-        .expect("a mask that was set before");
-    spawned
-}
-
-fn ttou() -> SigSet {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTTOU);
-    signals
+    signals.thread_block().expect("SIGTTOU can be blocked");
 }
 
 /// The controlling terminal.

@@ -130,6 +130,7 @@ impl Engine {
                     queue: true,
                     away: None,
                     up: None,
+                    warned: false,
                     closed: false,
                     session: Some(session),
                     keep_alive: None,

@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) away: Option<(KeyScope, StoreError)>,
     /// Whether the store was up when it reported last.
     pub(super) up: Option<bool>,
+    /// Whether the log has a warning of the outage that lasts.
+    pub(super) warned: bool,
     /// No new callers are taken: the registry is drained, or shut down.
     pub(super) closed: bool,
     pub(super) session: Option<Arc<dyn Session>>,

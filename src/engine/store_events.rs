@@ -1,6 +1,7 @@
 //! Handles what the store reports.
 
 use std::any::Any;
+use std::mem;
 use std::sync::Arc;
 
 use super::core::Engine;
@@ -52,16 +53,15 @@ impl Engine {
                 queue,
                 complete,
             } => {
-                let mut was_down = false;
+                let mut was_warned = false;
                 let told = |state: &mut State| {
                     if matches!(scope, KeyScope::All) {
                         state.queue = queue;
                     }
                     if complete {
                         state.away = None;
-                        let before = state.up.replace(true);
-                        was_down = before == Some(false);
-                        if before != Some(true) {
+                        was_warned = mem::take(&mut state.warned);
+                        if state.up.replace(true) != Some(true) {
                             self.events.send(|| LockEvent::StoreUp {});
                         }
                     }
@@ -71,28 +71,35 @@ impl Engine {
                     told,
                     &[&Lines::up_renew, &|lines, cx| lines.up(cx, queue)],
                 );
-                if was_down {
+                if was_warned {
                     log!(info, "store reachable again");
                 }
             }
             StoreEvent::Down { scope, error } => {
-                let mut is_new = false;
+                let mut warns = false;
                 let told = |state: &mut State| {
                     state.away = Some((scope.clone(), error.clone()));
                     // Once for each outage, however often the store tries to reconnect.
-                    is_new = state.up.replace(false) != Some(false);
-                    if is_new {
+                    if state.up.replace(false) != Some(false) {
                         self.events.send(|| LockEvent::StoreDown {
                             error: error.clone(),
                         });
                     }
+                    // At the end of a program, tasks end in any order. If another runtime is left, its connection
+                    // tells how the store is. And where nobody holds or waits, nobody is harmed.
+                    let is_used = state.entries.iter().any(|(key, entry)| {
+                        let mut callers = entry.lines.holders().chain(entry.lines.waiters());
+                        scope.contains(key) && callers.next().is_some()
+                    });
+                    warns = !state.warned && !error.is_abandoned() && is_used;
+                    state.warned |= warns;
                 };
                 self.feed_scope(&scope, told, &[&|lines, cx| lines.down(cx, &error)]);
                 // Losses that follow are logged, so their cause is logged as well.
-                if is_new {
+                if warns {
                     log!(warn, %error, "store unreachable, leases are not renewed");
                 } else {
-                    log!(debug, %error, "store still unreachable");
+                    log!(debug, %error, "store unreachable");
                 }
                 // The session's tasks may have ended with their runtime. The timer's task starts them again.
                 self.view_context.timer.wake();

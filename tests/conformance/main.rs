@@ -65,7 +65,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 205;
+const CASES: usize = 206;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -379,6 +379,7 @@ suite! {
         a_drop_on_a_thread_without_a_runtime_releases,
         what_is_in_a_local_of_a_thread_is_released_at_its_end,
         a_registry_made_outside_a_runtime_works_in_one,
+        a_clean_end_warns_of_nothing,
     }
 }
 

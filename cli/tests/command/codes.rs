@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::program::{Program, SOON, run};
+use crate::program::{Program, SOON, run, write_program};
 use crate::support::{RedisServer, wait_until_blocking};
 
 const COMMAND: [&str; 2] = ["--", "true"];
@@ -32,22 +32,115 @@ fn output_and_environment_are_the_commands() {
     let server = RedisServer::start();
     let script =
         "cat; echo $LOCKSTREAM_KEY $LOCKSTREAM_TOKEN ${LOCKSTREAM_URL-none}; echo oops >&2";
-    let first = run(&server.url(), ["run", "b", "a", "--", "sh", "-c", script]);
-    let second = run(&server.url(), ["run", "a", "--", "sh", "-c", script]);
-    let words = |out: &str| {
-        out.split_whitespace()
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
+    let done = run(&server.url(), ["run", "a", "--", "sh", "-c", script]);
+    let words: Vec<_> = done.out.split_whitespace().collect();
+    assert_eq!((words[0], words[2]), ("a", "none"), "{done:?}");
+    assert!(words[1].parse::<u64>().is_ok(), "{done:?}");
+    assert_eq!(done.err, "oops\n");
+}
+
+/// What checks a token compares it with those of its own key. The token of the first key alone was smaller than that of
+/// the last holder of another, and the keys `a` and `b` had the name of the key `a,b`.
+#[test]
+fn each_key_has_a_token_of_its_own() {
+    let server = RedisServer::start();
+    let environment = |keys: &[&str]| {
+        let arguments = [&["run"][..], keys, &["--", "env"]].concat();
+        let mut command = std::process::Command::new(crate::program::LOCKSTREAM);
+        // As inside of another one.
+        command
+            .args(arguments)
+            .env("LOCKSTREAM_URL", server.url())
+            .envs(["KEY", "TOKEN", "KEYS", "TOKENS"].map(|it| (format!("LOCKSTREAM_{it}"), "x")));
+        let done = Program::spawn(command).end();
+        assert_eq!(done.code, Some(0), "{}", done.err);
+        done.out
     };
-    let (first_words, second_words) = (words(&first.out), words(&second.out));
-    assert_eq!(
-        (&*first_words[0], &*first_words[2]),
-        ("a,b", "none"),
-        "{first:?}"
-    );
-    assert_eq!(first.err, "oops\n");
-    let token = |words: &[String]| words[1].parse::<u64>().unwrap();
-    assert!(token(&second_words) > token(&first_words));
+    // A line for each, and not more.
+    let list = |environment: &str, name: &str, length: usize| -> Vec<String> {
+        let lines = environment.lines();
+        let mut lines = lines.skip_while(|line| !line.starts_with(&format!("{name}=")));
+        let first = lines.next().map(|line| line[name.len() + 1..].to_owned());
+        let list = first.into_iter().chain(lines.map(str::to_owned));
+        list.take(length).collect()
+    };
+    let token = |key: &str| -> u64 {
+        let environment = environment(&[key]);
+        assert_eq!(list(&environment, "LOCKSTREAM_KEY", 1), [key]);
+        assert!(!environment.contains("LOCKSTREAM_KEYS") && !environment.contains("_TOKENS"));
+        list(&environment, "LOCKSTREAM_TOKEN", 1)[0]
+            .parse()
+            .unwrap()
+    };
+    token("a");
+    let before = (0..5).map(|_| token("b,c")).max().unwrap();
+    let several = environment(&["b,c", "a", "b,c"]);
+    assert_eq!(list(&several, "LOCKSTREAM_KEYS", 2), ["b,c", "a"]);
+    let tokens = list(&several, "LOCKSTREAM_TOKENS", 2);
+    let tokens: Vec<u64> = tokens.iter().map(|token| token.parse().unwrap()).collect();
+    assert!(!several.contains("LOCKSTREAM_KEY=") && !several.contains("LOCKSTREAM_TOKEN="));
+    assert!(tokens[0] > before, "{tokens:?} {before}");
+    assert!(token("a") > tokens[1] && token("b,c") > tokens[0]);
+}
+
+/// Signals for real time have no name: they were told as 255.
+#[test]
+fn a_signal_without_a_name_has_its_code() {
+    let server = RedisServer::start();
+    let arguments = ["run", "k", "--", "bash", "-c", "kill -34 $$"];
+    assert_eq!(run(&server.url(), arguments).code, Some(128 + 34));
+}
+
+/// `flock`, `env` and a shell run it, too.
+#[test]
+fn a_script_that_names_no_interpreter_is_run_by_the_shell() {
+    let server = RedisServer::start();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("script");
+    write_program(&path, "echo $0 $1; exit 7\n");
+    let path = path.to_str().unwrap();
+    for ignored in ["--", "--ignore-signal=PIPE"] {
+        let mut command = std::process::Command::new("env");
+        // Only that of GNU can ignore a signal.
+        if cfg!(target_os = "linux") {
+            command.arg(ignored);
+        }
+        command
+            .args([crate::program::LOCKSTREAM, "run", "k", "--", path, "word"])
+            .env("LOCKSTREAM_URL", server.url());
+        let done = Program::spawn(command).end();
+        assert_eq!(done.code, Some(7), "{}", done.err);
+        assert_eq!(done.out, format!("{path} word\n"));
+    }
+}
+
+/// `--` ends the options, as everywhere.
+#[test]
+fn a_key_may_begin_with_a_dash() {
+    let server = RedisServer::start();
+    let script = "echo $LOCKSTREAM_KEY $LOCKSTREAM_KEYS";
+    let command = ["sh", "-c", script];
+    for (before, out) in [
+        (&["run", "--", "-x", "--"][..], "-x\n"),
+        (&["run", "-q", "--", "-x", "y", "--"], "-x y\n"),
+    ] {
+        let done = run(&server.url(), [before, &command].concat());
+        assert_eq!((done.code, &*done.out), (Some(0), out), "{}", done.err);
+    }
+    let leads = ["lead", "--", "-x", "--", "no-such-command"];
+    assert_eq!(run(&server.url(), leads).code, Some(127));
+    assert_eq!(run(&server.url(), ["inspect", "--", "-x"]).code, Some(0));
+    for (arguments, said) in [
+        (&["run", "-x", "--", "true"][..], "-- -x"),
+        (&["run", "--", "-x", "true"], "-- -x -- COMMAND"),
+        (&["run", "--", "-x", "--"], "-- -x -- COMMAND"),
+        (&["run", "--", "true", "--", "true"], "no key"),
+        (&["lead", "--", "-x", "y", "--", "true"], "one key"),
+    ] {
+        let done = run(&server.url(), arguments);
+        assert_eq!(done.code, Some(64), "{arguments:?}: {}", done.err);
+        assert!(done.err.contains(said), "{arguments:?}: {}", done.err);
+    }
 }
 
 #[test]
@@ -97,6 +190,7 @@ fn usage_errors_are_told_before_anything_is_asked() {
         &["run", "--shared", "a", "b", "--", "true"],
         &["run", "--permits", "0", "k", "--", "true"],
         &["run", "-E", "256", "k", "--", "true"],
+        &["run", "--timeout", "0", "k", "--", "true"],
         &["run", "--name", "no spaces", "k", "--", "true"],
         &["run", "--prefix", "", "k", "--", "true"],
         &["run", "a}", "--", "true"],

@@ -275,7 +275,7 @@ fn the_page_tells_of_every_option() {
         }
     }
     assert!(options > 40, "{options}");
-    for code in ["64", "69", "75", "76", "126"] {
+    for code in ["64", "69", "75", "76", "124", "126"] {
         assert!(PAGE.contains(&format!("| {code}")), "{code}");
     }
 }

@@ -7,6 +7,7 @@
 //! | `secrets.rs` | who sees the password? |
 //! | `signals.rs` | what do signals do at each stage? |
 //! | `guardian.rs` | what if the command line itself is killed or stopped? |
+//! | `descendants.rs` | what if the command's processes leave its group or session? |
 //! | `losses.rs` | what if the lease cannot be renewed, or is lost? |
 //! | `stores.rs` | which stores are there, by url? |
 //! | `looking.rs` | how are locks shown and freed? |
@@ -21,6 +22,9 @@ mod support;
 #[path = "../../../tests/access/authority.rs"]
 mod authority;
 mod codes;
+// Elsewhere only the process group is reached.
+#[cfg(target_os = "linux")]
+mod descendants;
 mod guardian;
 mod leading;
 mod looking;

@@ -178,17 +178,32 @@ pub(crate) fn run<A: AsRef<OsStr>>(url: &str, arguments: impl IntoIterator<Item 
     Program::start(url, arguments).end()
 }
 
-/// Waits until the process is gone, be it a zombie that nobody reaps.
-pub(crate) fn until_gone(pid: i64) {
-    let stat = format!("/proc/{pid}/stat");
-    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
-    wait_until_blocking(format!("{pid:?} is gone"), SOON, || {
-        let is_zombie = std::fs::read_to_string(&stat).is_ok_and(|stat| {
-            stat.rsplit_once(')')
-                .is_some_and(|(_, rest)| rest.starts_with(" Z"))
-        });
-        is_zombie || test_kill_process(pid).is_err()
+/// Writes a program. Another process does: ours might fork in another thread while it writes, and a file that any process
+/// has open for writing cannot be run.
+pub(crate) fn write_program(path: &std::path::Path, text: &str) {
+    let script = "printf %s \"$1\" >\"$0\" && chmod 755 \"$0\"";
+    let written = Command::new("sh")
+        .args(["-c", script])
+        .arg(path)
+        .arg(text)
+        .status();
+    assert!(written.unwrap().success());
+}
+
+/// Whether the process is gone, be it a zombie that nobody reaps.
+pub(crate) fn is_gone(pid: i64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    let is_zombie = stat.is_ok_and(|stat| {
+        stat.rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.starts_with(" Z"))
     });
+    let pid = Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    is_zombie || test_kill_process(pid).is_err()
+}
+
+/// Waits until it is.
+pub(crate) fn until_gone(pid: i64) {
+    wait_until_blocking(format!("{pid} is gone"), SOON, || is_gone(pid));
 }
 
 fn wait_for(condition: impl Fn() -> bool) -> bool {

@@ -198,6 +198,38 @@ fn the_end_of_the_command_is_heard_although_its_signal_was_blocked() {
     assert!(!server.exists("lock:k"));
 }
 
+/// What the command blocks and ignores is what our caller does. SIGPIPE was reset, which each unit of systemd ignores; and
+/// what was blocked was not, for two signals that we need.
+#[cfg(target_os = "linux")]
+#[test]
+fn masks_and_dispositions_are_the_callers() {
+    let server = RedisServer::start();
+    let shown = |options: &[&str], through: &[&str]| {
+        let mut command = Command::new("env");
+        command
+            .args(options)
+            .args(through)
+            .args(["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"])
+            .env("LOCKSTREAM_URL", server.url());
+        let done = Program::spawn(command).end();
+        assert_eq!(done.code, Some(0), "{}", done.err);
+        done.out
+    };
+    let mut all = Vec::new();
+    for options in [
+        &[][..],
+        &["--ignore-signal=PIPE"],
+        &["--ignore-signal=PIPE,HUP,USR1", "--block-signal=TTOU,CHLD"],
+        &["--block-signal=PIPE,TERM,RTMIN", "--ignore-signal=TTOU"],
+    ] {
+        let direct = shown(options, &[]);
+        let under_a_lock = shown(options, &[LOCKSTREAM, "run", "k", "--"]);
+        assert_eq!(under_a_lock, direct, "{options:?}");
+        assert!(!all.contains(&direct), "it shows no difference");
+        all.push(direct);
+    }
+}
+
 /// The command has ended, and the store does not answer: after a while a signal ends the wait for it.
 #[test]
 fn a_release_is_cut_short() {

@@ -27,6 +27,8 @@ enum Kind {
     Lasting,
     /// A right for the role.
     Forbidden,
+    /// Nothing: our own task has ended, with its registry or its runtime.
+    Abandoned,
 }
 
 impl Fault {
@@ -139,9 +141,12 @@ impl Fault {
     }
 
     pub(super) fn abandoned(address: &str) -> Self {
-        Self::passing(format!(
-            "connection to PostgreSQL at {address} was given up: its registry or runtime is gone"
-        ))
+        Self {
+            text: format!(
+                "connection to PostgreSQL at {address} was given up: its registry or runtime is gone"
+            ),
+            kind: Kind::Abandoned,
+        }
     }
 }
 
@@ -150,6 +155,7 @@ impl From<Fault> for StoreError {
         match fault.kind {
             Kind::Passing => Self::new(fault),
             Kind::Lasting | Kind::Forbidden => Self::lasting(fault),
+            Kind::Abandoned => Self::abandoned(fault),
         }
     }
 }

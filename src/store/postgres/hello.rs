@@ -213,12 +213,7 @@ impl Hello<'_> {
                     Some(Heard::Notice(notice)) if notice.payload() == probe => return Ok(()),
                     Some(Heard::Notice(_)) => {}
                     Some(Heard::Ended(fault)) => return Err(fault),
-                    None => {
-                        return Err(Fault::given_up(
-                            &self.settings.endpoint.address,
-                            "it was closed",
-                        ));
-                    }
+                    None => return Err(Fault::abandoned(&self.settings.endpoint.address)),
                 }
             }
         };

@@ -289,7 +289,8 @@ impl PostgresTask {
                 }
                 Err(fault)
             }
-            None => Err(Fault::given_up(address, "it was closed")),
+            // The task of the connection was dropped: its runtime ends.
+            None => Err(Fault::abandoned(address)),
         }
     }
 

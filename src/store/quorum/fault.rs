@@ -57,12 +57,17 @@ pub(super) fn too_few<'a>(
     let reasons: BTreeSet<_> = reasons.collect();
     let reasons: Vec<_> = reasons.into_iter().map(|(_, reason)| reason).collect();
     let lasting = errors.clone().filter(|it| !it.is_retryable()).count();
-    Fault::TooFew {
+    let abandoned = errors.clone().filter(|it| it.is_abandoned()).count();
+    let fault = Fault::TooFew {
         away: errors.count(),
         size: quorum.size,
         majority: quorum.majority(),
         reasons: reasons.join("; "),
         lasting: lasting > quorum.spare(),
+    };
+    if abandoned > quorum.spare() {
+        StoreError::abandoned(fault)
+    } else {
+        fault.into()
     }
-    .into()
 }

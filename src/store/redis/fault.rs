@@ -184,10 +184,10 @@ fn brief(text: &str) -> String {
 
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
-        if fault.is_lasting() {
-            Self::lasting(fault)
-        } else {
-            Self::new(fault)
+        match fault {
+            Fault::Abandoned { .. } => Self::abandoned(fault),
+            _ if fault.is_lasting() => Self::lasting(fault),
+            _ => Self::new(fault),
         }
     }
 }
