@@ -93,9 +93,11 @@ impl Acquiring {
             if self.options.is_group() {
                 let group = GroupAcquiring::new(self.options.clone());
                 self.stage = Stage::Group(Box::new(group));
-            } else if let Some(lease) = self.nested(engine)? {
-                return Poll::Ready(Ok(lease));
             } else {
+                let nested = self.nested(engine)?;
+                if let Some(lease) = nested {
+                    return Poll::Ready(Ok(lease));
+                }
                 let behind = std::mem::take(&mut self.behind);
                 let caller = WaiterState::new(self.options.key().clone(), mode, &behind);
                 self.stage = Stage::Queued(Arc::new(caller));

@@ -122,8 +122,8 @@ pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result
     let Some(claim) = slot.claim(mode) else {
         return Err(in_use());
     };
-    match acquiring.await? {
-        Some(lease) => claim.fill(lease).map(|()| true).map_err(|_| in_use()),
-        None => Ok(false),
-    }
+    let Some(lease) = acquiring.await? else {
+        return Ok(false);
+    };
+    claim.fill(lease).map(|()| true).map_err(|_| in_use())
 }

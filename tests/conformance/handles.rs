@@ -67,7 +67,8 @@ pub(crate) async fn acquiring_a_held_handle_waits<W: World>(w: &W) {
 /// Both said `true`, and the first lease was released in silence: a handle that several tasks shared let everybody in.
 pub(crate) async fn a_handle_has_one_shared_lease<W: World>(w: &W) {
     let [here, there] = w.registries().await;
-    for lock in [here.obtain("k").shared(), here.obtain("k").permits(4)] {
+    let handles = [here.obtain("k").shared(), here.obtain("k").permits(4)];
+    for lock in handles {
         let clone = lock.clone();
         assert!(lock.acquire().await.unwrap());
         let token = here.snapshot().keys[0].held[0].token;
@@ -158,7 +159,8 @@ pub(crate) async fn many_that_share_a_handle_meet_nobody<W: World>(w: &W) {
 /// The release of the one that had lost its lease said `true`, and freed the key under the next.
 pub(crate) async fn who_has_lost_does_not_release_the_next<W: World>(w: &W) {
     let registry = w.registry().await;
-    for lock in [registry.obtain("k"), registry.obtain("k").shared()] {
+    let handles = [registry.obtain("k"), registry.obtain("k").shared()];
+    for lock in handles {
         let lock = lock.ttl(ms(1300));
         assert!(lock.acquire().await.unwrap());
         // By then it would be had, if it were another handle's.

@@ -495,7 +495,8 @@ pub(crate) async fn shared_waiters_survive_an_outage<W: World>(w: &W) {
 /// weight 1 became one of weight 4. An upgrade would wait for itself.
 pub(crate) async fn an_exclusive_lock_inside_a_shared_one_is_refused<W: World>(w: &W) {
     let [here, there] = w.registries().await;
-    for outer in [reader(&here), permit(&here, 4, 1)] {
+    let outers = [reader(&here), permit(&here, 4, 1)];
+    for outer in outers {
         let beside = outer.lease().await.unwrap();
         let inside = async {
             let nested = here.obtain("k").reentrant();
@@ -520,9 +521,11 @@ pub(crate) async fn an_exclusive_lock_inside_a_shared_one_is_refused<W: World>(w
 /// What is refused alone is refused inside, too.
 pub(crate) async fn a_shared_lock_shares_no_lease_inside<W: World>(w: &W) {
     let locks = w.registry().await;
-    for outer in [locks.obtain("k"), reader(&locks), permit(&locks, 4, 4)] {
+    let outers = [locks.obtain("k"), reader(&locks), permit(&locks, 4, 4)];
+    for outer in outers {
         let inside = async {
-            for nested in [reader(&locks), permit(&locks, 4, 1), permit(&locks, 4, 4)] {
+            let inners = [reader(&locks), permit(&locks, 4, 1), permit(&locks, 4, 4)];
+            for nested in inners {
                 let nested = nested.reentrant();
                 assert_err!(nested.lease_once().await, InvalidSetting, "k");
                 assert_err!(nested.acquire().await, InvalidSetting, "k");
