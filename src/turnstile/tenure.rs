@@ -30,6 +30,15 @@ const FEW: usize = 64;
 /// runtime, stood still.
 const MISSED: Duration = Duration::from_millis(10);
 
+/// G5: a moment a little earlier, at which others are renewed, too: about as many as share a call. Each by itself would
+/// cost a call.
+fn with_others(at: Point, ttl: Duration, leases: usize) -> Point {
+    let apart = (ttl / 3).as_nanos() * FEW as u128 / leases as u128;
+    let apart = apart.clamp(1, Duration::from_millis(100).as_nanos());
+    let past = at.moment().as_nanos() % apart;
+    at - Duration::from_nanos(past as u64)
+}
+
 /// A verdict for the holder, if there is one.
 type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
 
@@ -411,7 +420,8 @@ impl<C: Clone> Tenure<C> {
             && cx.leases >= FEW
         {
             let earlier = cx.ids.within(lease.ttl / 4);
-            lease.renew_at = lease.renew_at.map(|at| at - earlier);
+            let renew_at = lease.renew_at.map(|at| at - earlier);
+            lease.renew_at = renew_at.map(|at| with_others(at, lease.ttl, cx.leases));
         }
     }
 
@@ -444,6 +454,7 @@ impl<C: Clone> Tenure<C> {
             return false;
         };
         let moment = now + cx.ids.within(spread);
+        let moment = with_others(moment, lease.ttl, cx.leases).max(now);
         // Connections that break often must not put it off each time.
         lease.renew_at = Some(match lease.is_planned && renew_at > now {
             true => renew_at.min(moment),
