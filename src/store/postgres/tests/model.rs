@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use postgres::{Client, NoTls};
 use proptest::collection::vec;
@@ -93,6 +93,8 @@ fn step() -> impl Strategy<Value = Step> {
 struct Both {
     connection: Client,
     model: Keyspace,
+    /// When this case began: nothing is older.
+    began: Instant,
     now: u64,
     /// By instance, key and lane.
     owners: BTreeMap<(usize, usize, usize), u64>,
@@ -129,6 +131,7 @@ impl Both {
              UPDATE lockstream.state SET epoch = 0",
         );
         self.model = Keyspace::default();
+        self.began = Instant::now();
         self.owners.clear();
         self.last_epochs = [0; 3];
     }
@@ -294,7 +297,8 @@ impl Both {
                 left: Some(left), ..
             } = outcome
             {
-                assert!(left > Duration::from_secs(25), "{op:?}: {left:?}");
+                let left = left + self.began.elapsed();
+                assert!(left >= TTL, "{op:?}: {left:?}");
             }
             if let Outcome::Raised { .. } = outcome {
                 self.last_epochs[*key] += 17;
@@ -440,6 +444,7 @@ fn the_functions_agree_with_the_model() {
     let both = std::cell::RefCell::new(Both {
         connection,
         model: Keyspace::default(),
+        began: Instant::now(),
         now: 1_000_000_000,
         owners: BTreeMap::new(),
         listens: BTreeMap::new(),
