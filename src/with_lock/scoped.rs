@@ -101,14 +101,13 @@ impl<W, V> Scoped<W, V> {
             let guard = this.scope.enter();
             let work = this.work.as_mut().as_pin_mut();
             let work = work.expect("work exists from the acquisition to the release");
-            let has_succeeded;
-            match ready!(poll_work(work, cx)) {
+            let has_succeeded = match ready!(poll_work(work, cx)) {
                 Step::Continue(item) => return Poll::Ready(Ok(Step::Continue(item))),
                 Step::Break(value) => {
                     let value = this.value.insert(value);
-                    has_succeeded = this.succeeds.is_some_and(|succeeds| succeeds(value));
+                    this.succeeds.is_some_and(|succeeds| succeeds(value))
                 }
-            }
+            };
             this.work.set(None);
             drop(guard);
             // The lease may have run out during the last poll, which was not protected then.
