@@ -49,7 +49,7 @@ async fn a_stranger_hears_no_grant_and_forges_none() {
     }
     for secret in [
         "SELECT secret FROM lockstream.state",
-        "SELECT lockstream.channel_1(1)",
+        "SELECT lockstream.channel_1(gen_random_uuid(), 1)",
         "SELECT lockstream.hello_1(0)",
     ] {
         let error = stranger.query(secret, &[]).await.unwrap_err();

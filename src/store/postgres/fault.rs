@@ -80,9 +80,14 @@ impl Fault {
         ))
     }
 
-    /// An error of a connection in use.
+    /// An error of a connection in use. If it ends the connection, a retry may help: the next one makes a missing schema
+    /// again, or says what lasts.
     pub(super) fn broken(address: &str, error: &tokio_postgres::Error) -> Self {
-        match error.as_db_error() {
+        match error.code() {
+            Some(code) if ends_connection(code) => Self {
+                kind: Kind::Passing,
+                ..Self::refused(address, error)
+            },
             Some(_) => Self::refused(address, error),
             None => Self::given_up(address, &chain(error)),
         }

@@ -810,22 +810,25 @@ BEGIN
 END $$;
 
 -- Where the session with this line listens. Every role can see the lines, and may listen and notify anywhere: whoever knows
--- the channel can read grants and forge them.
-CREATE FUNCTION lockstream.channel_1(line bigint) RETURNS text
+-- the channel can read grants and forge them. `secret`: that of `state`.
+CREATE FUNCTION lockstream.channel_1(secret uuid, line bigint) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT 'lockstream:' || left(encode(sha256((s.secret || ':' || line)::bytea), 'hex'), 32) FROM lockstream.state s
+    SELECT 'lockstream:' || left(encode(sha256((secret || ':' || line)::bytea), 'hex'), 32)
 $$;
 
 -- Sends notices of a call, unless they were told already. They need not be on disk: a crash loses them anyway.
 CREATE FUNCTION lockstream.notify_1(notices text[]) RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off AS $$
+DECLARE
+    secret CONSTANT uuid := (SELECT s.secret FROM lockstream.state s);
 BEGIN
     PERFORM set_config('synchronous_commit', 'off', true);
     FOR i IN 1 .. coalesce(array_length(notices, 1), 0) BY 3 LOOP
         DELETE FROM lockstream.notice n
             WHERE n.line = notices[i]::bigint AND n.at = notices[i + 1]::bigint AND n.payload = notices[i + 2];
         IF found OR notices[i + 1] = '0' THEN
-            PERFORM pg_notify(lockstream.channel_1(notices[i]::bigint), notices[i + 2]);
+            PERFORM pg_notify(lockstream.channel_1(secret, notices[i]::bigint), notices[i + 2]);
         END IF;
     END LOOP;
 END $$;
@@ -901,8 +904,7 @@ BEGIN
     IF NOT is_standby AND NOT EXISTS (SELECT 1 FROM lockstream.state) THEN
         PERFORM lockstream.make_rows_1();
     END IF;
-    SELECT s.version, s.quiet INTO version, quiet FROM lockstream.state s;
-    channel := lockstream.channel_1(own_line);
+    SELECT s.version, s.quiet, lockstream.channel_1(s.secret, own_line) INTO version, quiet, channel FROM lockstream.state s;
     BEGIN
         server := (SELECT system_identifier::text FROM pg_control_system());
     EXCEPTION WHEN insufficient_privilege THEN
