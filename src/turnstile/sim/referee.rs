@@ -11,7 +11,7 @@ use super::process::ProcessId;
 use super::profile::Theme;
 use super::rounds::Tickets;
 use super::world::{KeyId, World};
-use crate::store::contract::{Answer, Mode, Op, Outcome, Owner};
+use crate::store::contract::{Answer, KEPT, Mode, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
 use crate::turnstile::{Moment, WaiterId};
 
@@ -392,7 +392,13 @@ impl World {
     /// M1: whom an op of the store let in may be there, beside those that had the lock before.
     pub(super) fn check_entries(&mut self, key: KeyId, before: &Tickets) {
         let after = self.holders(key).into_iter();
-        let (stayed, came): (Tickets, Tickets) = after.partition(|it| before.contains(it));
+        // A lease whose key is kept has another name, and has not come anew (M8).
+        let was_there = |(instance, owner): &(Arc<str>, Owner)| {
+            let lease = instance.strip_suffix(KEPT).unwrap_or(instance);
+            let mut before = before.iter();
+            before.any(|(name, it)| it == owner && [lease, &**instance].contains(&&**name))
+        };
+        let (stayed, came): (Tickets, Tickets) = after.partition(was_there);
         let modes = |all: &Tickets| all.iter().map(|(_, it)| it.mode).collect::<Vec<_>>();
         if !may_have_come(&modes(&came), &modes(&stayed)) {
             self.breach(format!("M1: k{key} is given to {came:?} beside {stayed:?}"));
