@@ -177,7 +177,7 @@ async fn tokens_are_cancelled_one_by_one_by_their_holders_and_together_by_the_lo
     assert!(cancelled_within(&yours, TTL).await);
 }
 
-/// The first loss of a key is the loss of all. A lock inside, on one of the keys, is lost only with that key.
+/// The first loss of a key is the loss of all. A lock inside, on one of the keys, is lost with any of them (H4).
 #[tokio::test(start_paused = true)]
 async fn of_several_keys_the_first_loss_cancels() {
     for lost in ["a", "b", "c"] {
@@ -201,7 +201,7 @@ async fn of_several_keys_the_first_loss_cancels() {
         let [of_all, of_inner] = tokens.await.unwrap();
         assert!(cancelled_within(&of_all, Duration::from_millis(2)).await);
         assert!(begin.elapsed() <= TTL / 3 + Duration::from_millis(4));
-        assert_eq!(of_inner.is_cancelled(), lost == "a", "{lost}");
+        assert!(of_inner.is_cancelled(), "{lost}");
     }
 }
 
