@@ -527,7 +527,8 @@ impl Caller {
     fn failed(&self, wait: &Wait, error: &LockError) -> Outcome {
         match error {
             LockError::NotAcquired { .. } => wait.ended("busy"),
-            LockError::Store { .. } => wait.ended("unreachable"),
+            // The shortest ttls do not stand every stall.
+            LockError::Store { .. } | LockError::TooSlow { .. } => wait.ended("unreachable"),
             LockError::Lost { .. } => wait.ended("lost"),
             LockError::Closed { .. } => {
                 wait.ended("closed");

@@ -149,9 +149,10 @@ impl Servers for Postgres {
         let lock = |row: &postgres::Row| StoredLock {
             key: row.get(0),
             owner: row.get(1),
-            left: u64::try_from(row.get::<_, i64>(2))
-                .ok()
-                .map(Duration::from_micros),
+            // The clock may have gone past the end since the row was chosen.
+            left: Some(Duration::from_micros(
+                u64::try_from(row.get::<_, i64>(2)).unwrap_or(0),
+            )),
         };
         rows.iter().map(lock).collect()
     }
