@@ -10,8 +10,8 @@
 //! [`Machine::run`] is the one to read. The machines are tasks here. Each has a registry of its own, so they exclude
 //! each other as processes do.
 //!
-//! The job runs at most once a period, not at least once: if a machine crashes in the middle of it, the key stays, and
-//! the next run is that of the next period.
+//! If a machine crashes in the middle of the job, the key is free when its ttl is over, and the next machine that
+//! starts the job in that period does it again. Where that must not be, set the ttl to the period as well.
 
 use std::cell::RefCell;
 use std::error::Error as _;
@@ -103,8 +103,8 @@ impl Machine<'_> {
         let once_a_period = self
             .locks
             .obtain("report")
-            // The time counts from the acquisition. A job that ends before keeps the key; after a crash it is free when
-            // its ttl is over. A job that takes longer keeps its lock all the same: the lease is renewed while it runs.
+            // The time counts from the acquisition. A job that ends earlier keeps the key. After a crash the key is
+            // free when its ttl is over. A job that takes longer keeps its lock: the lease is renewed while it runs.
             .on_finish(OnFinish::KeepFor(self.period.mul_f64(KEPT)))
             // A machine that finds the key skips this period, and does not wait.
             .wait(Duration::ZERO);

@@ -65,7 +65,7 @@ impl Acquiring {
         acquiring
     }
 
-    /// Its lock's `on_finish` is only for work that succeeds. Returns what it says.
+    /// Makes the lock's `on_finish` apply only to work that succeeds. Returns it.
     pub(crate) fn make_conditional(&mut self) -> OnFinish {
         self.options.is_conditional = true;
         self.options.on_finish

@@ -186,8 +186,8 @@ impl LockError {
         matches!(self, Self::Closed { .. })
     }
 
-    /// Whether the same call may succeed later: true if others had the lock, the queue was full or the store was too slow;
-    /// if the store failed, what [`StoreError::is_retryable`] says.
+    /// Whether the same call may succeed later: true if others had the lock, the queue was full or the store was too
+    /// slow; if the store failed, what [`StoreError::is_retryable`] says.
     ///
     /// False for all others. After [`Lost`](Self::Lost) the work has run, at least in part, and only you know whether
     /// it may run again.
@@ -277,8 +277,8 @@ impl StoreError {
         self.is_abandoned
     }
 
-    /// Whether a retry may help: true for a broken connection or a server that is starting, false for a missing right or a
-    /// wrong password, unless passwords rotate (`RedisStoreBuilder::credentials`).
+    /// Whether a retry may help: true for a broken connection or a server that is starting, false for a missing right
+    /// or a wrong password, unless passwords rotate (`RedisStoreBuilder::credentials`).
     pub fn is_retryable(&self) -> bool {
         self.retryable
     }

@@ -47,13 +47,12 @@ impl Lock {
     /// set, unless [`renewal`](Self::renewal) says otherwise: the ttl is how long the others wait
     /// for the next leader after a crash.
     ///
-    /// While the store cannot be reached, a leader leads until its lease ends; then it is a
-    /// `Follower`, as a new candidate is. Temporary failures are retried for ever, after pauses
-    /// that grow to 5 s, each with a warning in the log: a store that refuses (a wrong password, a
-    /// missing right) or is [too slow](LockError::TooSlow) for the ttl, a queue that is
-    /// [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. Permanent ones yield [`Ended`](Leadership::Ended), and then the stream ends:
-    /// [`Closed`](LockError::Closed), [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or
-    /// setting.
+    /// While the store cannot be reached, a leader leads until its lease ends; then it is a `Follower`, as a new
+    /// candidate is. Temporary failures are retried for ever, after pauses that grow to 5 s, each with a warning in the
+    /// log: a store that refuses (a wrong password, a missing right) or is [too slow](LockError::TooSlow) for the ttl,
+    /// a queue that is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. Permanent ones yield
+    /// [`Ended`](Leadership::Ended), and then the stream ends: [`Closed`](LockError::Closed),
+    /// [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or setting.
     ///
     /// A leader that does not poll the stream goes on leading. It learns of the loss by
     /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that

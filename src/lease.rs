@@ -325,7 +325,7 @@ impl Lease {
         self.on_finish
     }
 
-    /// What happens to its key when it ends.
+    /// Sets what happens to the key when the lease ends.
     pub(crate) fn set_on_finish(&mut self, on_finish: OnFinish) {
         self.on_finish = on_finish;
     }

@@ -23,8 +23,8 @@ use crate::settings::{OnFinish, OnLost};
 /// **A handle is one caller, and a clone is another**: what one clone acquired, another neither holds nor releases. The
 /// same goes for the handle that a setter returns. So give each task a clone of its own. A handle that several tasks
 /// share, as `&Lock` or `Arc<Lock>`, makes clones for [`with_lock`](crate::FutureLockExt::with_lock), and its guards
-/// ([`lease`](Self::lease)) are callers of their own. But [`acquire`](Self::acquire) and [`release`](Self::release) on it are
-/// those of one caller. A lock is not reentrant unless [`reentrant`](Self::reentrant) was called.
+/// ([`lease`](Self::lease)) are callers of their own. But [`acquire`](Self::acquire) and [`release`](Self::release) on
+/// it are those of one caller. A lock is not reentrant unless [`reentrant`](Self::reentrant) was called.
 ///
 /// Most work needs none of the methods here, only [`with_lock`](crate::FutureLockExt::with_lock).
 ///
@@ -233,12 +233,12 @@ impl Lock {
         self.set(|options| options.sharing = Sharing::Readers)
     }
 
-    /// Makes this one of `limit` permits, from 1: at most so many are held at a time, and no exclusive lease of the key. A
-    /// permit whose holder crashes is free when its ttl is over, like any lease.
+    /// Makes this one of `limit` permits, from 1: at most so many are held at a time, and no exclusive lease of the
+    /// key. A permit whose holder crashes is free when its ttl is over, like any lease.
     ///
-    /// If callers name different limits, as during a rolling update, each counts all permits that are held, and enters when
-    /// they leave room for it within its own limit. With limits of 4 and 2, a caller with the limit 2 waits until at most
-    /// one permit is held. The queue is one: whoever is in front holds up those behind it.
+    /// If callers name different limits, as during a rolling update, each counts all permits that are held, and enters
+    /// when they leave room for it within its own limit. With limits of 4 and 2, a caller with the limit 2 waits until
+    /// at most one permit is held. The queue is one: whoever is in front holds up those behind it.
     ///
     /// ```
     /// use lockstream::{FutureLockExt, LockRegistry};
@@ -260,7 +260,7 @@ impl Lock {
 
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].
     ///
-    /// At most once an hour, on however many machines:
+    /// Once an hour, on however many machines (and again if a machine crashes in the middle of it):
     ///
     /// ```
     /// use std::time::Duration;
@@ -353,11 +353,11 @@ impl Lock {
     ///
     /// # One handle, one caller
     ///
-    /// A handle holds one lease, which leaves it by [`release`](Self::release) alone. So `acquire` fails with
-    /// [`LockError::HandleInUse`] if the handle holds a [reader](Self::shared) or a [permit](Self::permits), or is acquiring
-    /// one. It also fails if the handle's lease was lost and not released yet, be it while this call waited: otherwise
-    /// the release by the one who lost it would free the key under the next. `release` tells the loss, once, and then
-    /// the handle acquires again.
+    /// A handle holds one lease, until its [`release`](Self::release) or until the handle is dropped. So `acquire`
+    /// fails with [`LockError::HandleInUse`] if the handle holds a [reader](Self::shared) or a [permit](Self::permits),
+    /// or is acquiring one. It also fails if the handle's lease was lost and not released yet, be it while this call
+    /// waited: otherwise a late release by whoever lost the lease would free the key under the next holder. `release`
+    /// tells the loss, once. Then the handle can acquire again.
     ///
     /// # Cancel safety
     ///
@@ -410,8 +410,8 @@ impl Lock {
         })
     }
 
-    /// A view of the lease that this handle's `acquire` brought, until it is released: with its token, its deadline and its
-    /// loss. `None` if there is none.
+    /// A view of the lease that this handle's `acquire` brought, until it is released: with its token, its deadline and
+    /// its loss. `None` if there is none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {

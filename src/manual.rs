@@ -23,8 +23,8 @@ struct SlotState {
 }
 
 impl LeaseSlot {
-    /// Begins an acquisition. Fails if it could not be told apart from one that holds, or is under way. An exclusive one
-    /// waits for those in the queue of the key.
+    /// Begins an acquisition. Fails if its lease could not be told apart from one that the handle has, or is acquiring.
+    /// An exclusive acquisition waits in the queue of the key instead.
     fn claim(&self, mode: Mode) -> Option<Claim<'_>> {
         let mut state = self.lock();
         let is_free = match &state.lease {

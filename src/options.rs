@@ -51,8 +51,8 @@ pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only"
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;
 
-/// The name of several keys: all of them, separated by commas. What could be read as a separator is escaped by a backslash,
-/// so two groups never have one name (H5).
+/// The name of several keys: all of them, separated by commas. What could be read as a separator is escaped by a
+/// backslash, so two groups never have one name (H5).
 fn group_name(keys: &[Arc<str>]) -> String {
     let escaped = keys.iter();
     let escaped = escaped.map(|key| key.replace('\\', "\\\\").replace(',', "\\,"));

@@ -63,8 +63,8 @@ pub(crate) fn enter(lease: &Lease, place: &'static Location<'static>) -> FrameGu
     }
 }
 
-/// The valid lease of this registry on the key that the running code is inside of: the innermost, if it is inside of several
-/// readers or permits.
+/// The valid lease of this registry on the key that the running code is inside of: the innermost, if it is inside of
+/// several readers or permits.
 pub(crate) fn enclosing(engine: &Arc<Engine>, key: &str) -> Option<Enclosing> {
     let innermost = STACK.try_with(|stack| {
         let stack = stack.borrow();

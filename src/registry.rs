@@ -21,9 +21,9 @@ static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 /// tasks end.
 ///
 /// No runtime is needed to build one, so it may be a `static`. Its tasks start at the first poll, on the runtime that
-/// polls. If that one ends, they go on on another one on which somebody has waited for a lock or a loss, or else on that
-/// of whoever looks at a lease next. They do not run while their runtime is not driven (a current-thread runtime between
-/// two calls of `block_on`): drop such a runtime, or use the registry on one that runs.
+/// polls. If that runtime ends, they move to another one on which somebody has waited for a lock or a loss, or else to
+/// the runtime of whoever looks at a lease next. They do not run while their runtime is not driven (a current-thread
+/// runtime between two calls of `block_on`): drop such a runtime, or use the registry on one that runs.
 ///
 /// # Examples
 ///

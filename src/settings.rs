@@ -58,15 +58,15 @@ pub enum OnFinish {
     /// sets the key's end by one call. A combinator delivers its value when that is confirmed, as after a release.
     /// A lease that lasts longer is released at its end.
     ///
-    /// The lease itself has the ttl and the renewal of its lock, whatever this time is. So it is what other libraries
-    /// call the least and the most time of a lock: this time is the least, and the ttl the most.
+    /// The lease itself has the ttl and the renewal of its lock, whatever this time is. Other libraries call the two
+    /// the least and the most time of a lock: this time is the least, and the ttl the most.
     ///
-    /// **A crash** keeps the key until the ttl is over, no longer, and so does a store that cannot be told of the end in
-    /// that time. Then the job is done again. Where that is worse than a job that is left out, set the
+    /// After **a crash** the key stays until the ttl is over, and no longer. The same goes if the store cannot be told
+    /// of the end in that time. Then the job is done again. Where that is worse than a job that is left out, set the
     /// [`ttl`](crate::Lock::ttl) to the period as well, with [`Renewal::watchdog`](crate::Renewal::watchdog).
     ///
-    /// In the store the key has another owner meanwhile, `<instance>+kept:<sequence>`. Waiters, here or elsewhere, get it
-    /// when it has expired, or up to 12 s later, as with [`LetExpire`](Self::LetExpire).
+    /// While the store keeps the key, its owner there is `<instance>+kept:<sequence>`. Waiters, here or elsewhere, get
+    /// it when it has expired, or up to 12 s later, as with [`LetExpire`](Self::LetExpire).
     ///
     /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
     /// more than the machines' clocks may differ, or a late machine does it again.

@@ -1,4 +1,5 @@
-//! What also works on a thread that ends, whose locals are gone: a lease in a local of the user's may be dropped there (H6).
+//! What also works on a thread that ends, when its locals are gone: a thread-local of the user may drop a lease then
+//! (H6).
 
 use std::panic::catch_unwind;
 

@@ -207,8 +207,8 @@ impl LeadArgs {
     }
 }
 
-/// `--` ends the options: a key behind it may begin with a dash. Keys that do so, and those that follow them, end with
-/// another `--`, and leave the command behind. No command begins with a dash.
+/// `--` ends the options, so a key behind it may begin with a dash. The keys end at another `--`. Takes them out of
+/// `command`, which then begins with the program: no program's name begins with a dash.
 fn keys_behind(command: &mut Vec<OsString>) -> Result<Vec<String>, Failure> {
     let begins_with_dash = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
     if !command.first().is_some_and(begins_with_dash) {

@@ -101,9 +101,9 @@ impl Job {
             });
         }
         let terminal = Terminal::open(group);
-        // Before the command runs, or it would be stopped when it reads.
+        // Done before the command runs. Otherwise the command would be stopped when it reads from the terminal.
         terminal.as_ref().map(Terminal::give);
-        // An error: the process has been killed, which is the end of the command.
+        // An error says that the process has been killed: the guardian reports that as the end of the command.
         let _ = launch::go(&launched);
         Ok(Self {
             program: command[0].clone(),
@@ -190,7 +190,7 @@ impl Job {
         }
     }
 
-    /// It was killed. Its children are ours by now, where the system has it so.
+    /// The guardian was killed. Its children are ours by now, where the system moves them to us.
     async fn lose_guardian(&mut self) {
         self.guardian.was_reaped();
         self.tree.lose_guardian();

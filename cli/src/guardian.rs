@@ -203,7 +203,7 @@ impl Guardian {
         }
     }
 
-    /// It was found to be stopped: nothing of what it does may wait.
+    /// Continues the guardian, which was found to be stopped: none of its work may wait.
     pub(crate) fn resume(&self) {
         let _ = nix::sys::signal::kill(self.pid, Signal::SIGCONT);
     }
@@ -221,7 +221,7 @@ impl Guardian {
     /// The command has ended.
     pub(crate) fn finish(self) {
         if !self.is_gone {
-            // Not a word: it may have been stopped, and would be waited for.
+            // Killed, and not asked to end: a guardian that is stopped would not answer, and we would wait for it.
             let _ = nix::sys::signal::kill(self.pid, Signal::SIGKILL);
             let _ = nix::sys::wait::waitpid(self.pid, None);
         }
@@ -292,7 +292,8 @@ pub(crate) fn guard(args: &GuardianArgs) -> u8 {
 
 /// Starts the process that becomes the command, and yields its id.
 fn launch(args: &GuardianArgs) -> io::Result<i32> {
-    // It begins with these blocked, and unblocks them itself. Those without a name are not blocked by us until then.
+    // The process starts with these signals blocked, and unblocks them itself. Signals without a name are not among
+    // them.
     let before = SigSet::thread_get_mask()?;
     let ours = Signal::iterator().filter(|signal| !before.contains(*signal));
     let ours: SigSet = ours.collect();
@@ -339,7 +340,7 @@ fn reap(command: i32, is_empty: &AtomicBool) {
 }
 
 fn report(report: Report) {
-    // An error: nobody is there who could want to know.
+    // An error says that nobody is left who reads reports.
     let _ = rustix::io::write(io::stdin(), report.line().as_bytes());
 }
 

@@ -1,9 +1,9 @@
 //! The start of the command: this program once more, which then becomes the command.
 //!
 //! Only so does the command get the signal mask and the dispositions that our caller has given to us. The guardian
-//! starts it with signals blocked, so that one for the group cannot end the guardian meanwhile. It gets standard input,
-//! output and error over a socket, its standard input until then. If the command cannot be run, the error goes back over
-//! that socket, which otherwise closes.
+//! starts this process with signals blocked, so that a signal for the group cannot end it before it is the command. The
+//! process gets the command's standard input, output and error over a socket, which is its standard input until then.
+//! If the command cannot be run, the error goes back over that socket, which otherwise closes.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -40,22 +40,22 @@ pub(crate) fn go(launched: &UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Why the command could not be run, if so. Only once the process at the other end has ended.
+/// Why the command could not be run, if it could not. To be called when the process at the other end has ended.
 pub(crate) fn failure(mut launched: &UnixStream) -> Option<io::Error> {
     let mut text = String::new();
-    // If it is not over, an error: but it was written before the end.
+    // If another process keeps the socket open, this is an error. `text` has what was written before.
     let _ = launched.read_to_string(&mut text);
     text.parse().ok().map(io::Error::from_raw_os_error)
 }
 
 /// Becomes the command.
 pub(crate) fn launch(args: &LaunchArgs) -> u8 {
-    // Not over a spawn: what is opened by Rust is closed in other programs.
+    // A copy that is closed when the command is executed.
     let Ok(line) = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3) else {
         return exit::CANNOT_RUN;
     };
     let Some([input, output, error]) = receive(&line) else {
-        // Nobody wants it any more.
+        // Nobody wants the command any more.
         return exit::CANNOT_RUN;
     };
     let moved = rustix::stdio::dup2_stdin(&input)

@@ -139,14 +139,15 @@ pub(crate) fn catch_signals() -> Result<Signals, Failure> {
     })
 }
 
-/// A signal that ends the wait for the release. One that is meant for the command may reach us when the command has ended.
+/// A signal that ends the wait for the release. One that is meant for the command may reach us when the command has
+/// ended.
 pub(crate) async fn impatience(signals: &mut Signals) -> Signal {
     sleep(PATIENCE).await;
     signals.end().await
 }
 
-/// Says that it waits, unless that is over soon; and for how long others have the lock, if that is more than `longest`, the
-/// longest time for which this caller would ask.
+/// Says that the command waits, unless the wait is over soon. Also says for how long others have the lock, if that is
+/// more than `longest`, the longest time for which this caller would ask.
 pub(crate) async fn tell_of_wait<T>(
     messages: Messages,
     lock: &Lock,
@@ -176,7 +177,8 @@ pub(crate) async fn tell_of_wait<T>(
     waiting.await
 }
 
-/// Ends the lease, and says whether it was lost before. `keeps`: as its lock says, and else the key is free.
+/// Ends the lease, and returns whether it was lost before. With `keeps` it ends as its lock says; otherwise the key is
+/// freed.
 pub(crate) async fn give_back(
     registry: &LockRegistry,
     lease: Lease,

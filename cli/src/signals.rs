@@ -27,7 +27,8 @@ static CALLERS_MASK: OnceLock<SigSet> = OnceLock::new();
 /// Whether this program was started with SIGPIPE ignored, as each unit of systemd is.
 static IGNORES_PIPE: AtomicBool = AtomicBool::new(false);
 
-/// Before `main`, since Rust ignores SIGPIPE from there on. Linux alone tells. Nothing of `std` may be needed here.
+/// Runs before `main`, since the Rust runtime ignores SIGPIPE from there on. Only Linux shows which signals are
+/// ignored. Code that runs before `main` must not rely on `std`.
 #[cfg(target_os = "linux")]
 #[ctor::ctor]
 fn look_before_main() {

@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// How often processes are looked for at once. None can start so many others meanwhile.
+/// How many passes over the processes one `kill` makes at most.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const MOST_PASSES: usize = 1_000;
 
@@ -69,7 +69,7 @@ impl Tree {
         if linux::is_shown() {
             let mut reached = Reached::default();
             let mut known = HashSet::new();
-            // Again at once for as long as there are new ones: a process that forks must not be faster.
+            // Repeated at once while there are new processes. With a pause a process that forks could escape for ever.
             for _ in 0..MOST_PASSES {
                 let mut is_new = false;
                 reached.alive.clear();

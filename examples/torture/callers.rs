@@ -279,8 +279,8 @@ impl Caller {
         }
     }
 
-    /// An exclusive lock inside work that holds its key in any mode. What it gets is in the log, unless it shares the lease
-    /// around it.
+    /// An exclusive lock inside work that holds its key in any mode. What it gets is in the log, unless it shares the
+    /// lease around it.
     async fn nested(&mut self) -> Outcome {
         let outer = match self.dice.once_in(2) {
             true => self.one_of(&KEYS[2..4]),

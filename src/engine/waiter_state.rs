@@ -332,8 +332,8 @@ impl WaiterState {
         matches!(state.phase, Phase::Held { .. })
     }
 
-    /// The lease was ended by one of several holders, or with another one of its group. For the others it is lost. Returns
-    /// the leases of its group that end with it.
+    /// The lease was ended by one of several holders, or with another one of its group. For the others it is lost.
+    /// Returns the leases of its group that end with it.
     pub(super) fn forfeit(&self) -> Vec<(Arc<Self>, OnFinish)> {
         let mut state = self.lock();
         state.is_forfeited = true;

@@ -75,8 +75,8 @@ pub enum Op {
     /// Give the lock to the first live ticket, or else free it.
     Release { owner: Owner },
     /// The lease is over, and the lock stays locked for `left` from now, whatever its ttl was (M8). Its owner is then
-    /// another one, with [`KEPT`]: so nobody renews or releases it, and the same op a second time changes nothing. The registry of the first ticket is
-    /// told to ask when that is over ([`StoreEvent::Freed`]).
+    /// another one, with [`KEPT`]: so nobody renews or releases it, and the same op a second time changes nothing. The
+    /// registry of the first ticket is told to ask how long the lock lasts ([`StoreEvent::Freed`]).
     Keep { owner: Owner, left: Duration },
     /// Release, and enter the end of the queue under a new owner.
     Yield {
@@ -217,8 +217,8 @@ pub enum StoreEvent {
         grant: Grant,
         error: StoreError,
     },
-    /// A lock was freed that one of our owners had subscribed to. Another may have it by now. Or it is kept, and our ticket
-    /// is the first: its registry asks for how long (M8).
+    /// A lock was freed that one of our owners had subscribed to. Another owner may have it by now. Or the lock is kept
+    /// and our ticket is the first: then our registry asks for how long (M8).
     Freed { key: Arc<str> },
     /// A call has served as many tickets as one may, and more may fit. Each registry that hears of it sends
     /// [`Op::Serve`] (M4).

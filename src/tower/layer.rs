@@ -8,10 +8,10 @@ use crate::{Lock, LockError};
 
 /// A layer that lets a service handle one request a key at a time, over all processes that share the store.
 ///
-/// For each request a closure makes the [`Lock`], with whatever wait, ttl, mode and renewal it is to have; or it asks for
-/// none by name, by [`RequestLock::Unlocked`]. The inner service is called under the lease, exactly as by
-/// [`with_lock`](crate::FutureLockExt::with_lock): the lock is held until the service's future has completed. A fixed
-/// [`ttl`](Lock::ttl) bounds the call: one that takes longer is dropped, and its error is [`LockError::Lost`].
+/// For each request a closure makes the [`Lock`], with whatever wait, ttl, mode and renewal it is to have. For a
+/// request without a lock it returns [`RequestLock::Unlocked`]. The inner service is called under the lease, exactly as
+/// by [`with_lock`](crate::FutureLockExt::with_lock): the lock is held until the service's future has completed. A
+/// fixed [`ttl`](Lock::ttl) bounds the call: one that takes longer is dropped, and its error is [`LockError::Lost`].
 ///
 /// # What the lock covers
 ///
@@ -35,9 +35,9 @@ use crate::{Lock, LockError};
 ///
 /// # Errors
 ///
-/// Those of [`with_lock`](crate::FutureLockExt::with_lock): also [`LockError::InvalidKey`] for a request whose key cannot
-/// name a lock. By default they are errors of the service, whose error type
-/// needs `From<LockError>`. With [`or_else`](Self::or_else) a closure makes each of them a response or an error.
+/// Those of [`with_lock`](crate::FutureLockExt::with_lock): also [`LockError::InvalidKey`] for a request whose key
+/// cannot name a lock. By default they are errors of the service, whose error type needs `From<LockError>`. With
+/// [`or_else`](Self::or_else) a closure makes each of them a response or an error.
 ///
 /// # Cancel safety
 ///
@@ -104,8 +104,8 @@ pub struct LockLayer<F, E = IntoServiceError> {
 
 /// What a request is handled under.
 ///
-/// A closure that always returns a [`Lock`] needs it not: a lock is one of these. There is none for `Option<Lock>`. A
-/// request whose key is missing must not be handled without a lock because nobody thought of it.
+/// A closure that always returns a [`Lock`] does not need this type: a lock converts into it. An `Option<Lock>` does
+/// not: a request whose key is missing must not be handled without a lock by oversight.
 #[derive(Debug)]
 #[non_exhaustive]
 #[allow(

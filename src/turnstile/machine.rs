@@ -393,9 +393,9 @@ impl<C: Clone> Turnstile<C> {
         extended
     }
 
-    /// The holder ends its lease. `keeps`: the key stays as its waiter asked, if the time for that is not over. If the key
-    /// is released, or kept for a time, a verdict follows. If it is left to expire, nothing is sent, and the owner of the
-    /// tenure is returned.
+    /// The holder ends its lease. `keeps`: the key stays as its waiter asked, if the time for that is not over. If the
+    /// key is released, or kept for a time, a verdict follows. If it is left to expire, nothing is sent, and the owner
+    /// of the tenure is returned.
     pub(crate) fn finish(
         &mut self,
         cx: &mut EventCx<'_>,

@@ -26,8 +26,7 @@ fn late_after(deadline: Point, due: Point) -> Point {
 /// So many renewals share a call. Those of fewer leases are not spread (G5).
 const FEW: usize = 64;
 
-/// A renewal that comes later than this after its moment has missed it, and others have with it: the process, or its
-/// runtime, stood still.
+/// A renewal that is later than this was missed, and so were others: the process, or its runtime, stood still.
 const MISSED: Duration = Duration::from_millis(10);
 
 /// G5: a moment a little earlier, at which others are renewed, too: about as many as share a call. Each by itself would
@@ -132,7 +131,8 @@ impl<C> LocalLease<C> {
         self.id == id
     }
 
-    /// Until when its key stays in the store if its holder ends it now, if it does. A turn that nobody took keeps nothing.
+    /// Until when its key stays in the store if its holder ends it now, if it does. A turn that nobody took keeps
+    /// nothing.
     pub(super) fn kept_until(&self, now: Point) -> Option<Point> {
         let is_kept = self.is_taken() && now < self.kept_until;
         is_kept.then_some(self.kept_until)

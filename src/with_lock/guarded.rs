@@ -48,9 +48,9 @@ impl<F, W, V> Guarded<F, W, V> {
     /// The lock's [`on_finish`](crate::Lock::on_finish) is only for work that succeeds: with
     /// [`OnFinish::KeepFor`](crate::OnFinish::KeepFor), a job that is done once a period, and again if it failed.
     ///
-    /// `succeeds` looks at the output of the work: a function, or a closure that captures nothing. If it returns false, the
-    /// key is released. So it is if the work is dropped or panics, and if the lease is lost or ended by a shutdown. A
-    /// stream succeeds when it is polled to its end: `keep_if(|()| true)`.
+    /// `succeeds` looks at the output of the work: a function, or a closure that captures nothing. If it returns false,
+    /// the key is released. So it is if the work is dropped or panics, and if the lease is lost or ended by a shutdown.
+    /// A stream succeeds when it is polled to its end: `keep_if(|()| true)`.
     ///
     /// ```
     /// use std::time::Duration;

@@ -118,7 +118,7 @@ pub(crate) async fn hold(url: &str, schema: &str, guard: &str) -> Result<(), Err
     let held = lock.with_lease(async |lease| {
         let thinks = async |balance| {
             println!("read {balance}");
-            // It is stopped here. The end of the input is the parent's end, and its last word.
+            // It is stopped here, and goes on when it gets a line, or when its input ends because the parent has ended.
             let _ = BufReader::new(tokio::io::stdin()).lines().next_line().await;
         };
         let balance = bank.add(client, &lease, guard, DEPOSIT, thinks).await?;

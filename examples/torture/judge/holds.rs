@@ -1,9 +1,8 @@
 //! Did two hold a key at once, did tokens grow, did fencing let a stale write through?
 //!
-//! A **hold** lasts from the moment at which the lease was taken to the moment at which its work saw the end (it is about
-//! to be released, or its loss was told, or its registry is
-//! being shut down, or its process is dead), and never beyond the lease's own deadline. So it is a
-//! little shorter than the truth, and what is reported here is certain.
+//! A **hold** lasts from the moment at which the lease was taken to the moment at which its work saw the end (it is
+//! about to be released, or its loss was told, or its registry is being shut down, or its process is dead), and never
+//! beyond the lease's own deadline. So it is a little shorter than the truth, and what is reported here is certain.
 //!
 //! - Two holds of one key that have a moment in common **overlap**, unless both are readers, or both are permits. Permits
 //!   that are too many overlap, too. Each counts all others against its own limit, at the moment at which the store lets
@@ -15,18 +14,18 @@
 //!   of nothing; what came before such work was told is counted by itself.
 //! - Of one key no two leases have the same **token**, and each has a greater one than all that ended before it was taken
 //!   and that it could not be held beside: of two readers, the one that was granted first may look last.
-//! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and none
-//!   is of a lease that ended before one was taken whose write was let through earlier.
+//! - Of one key the tokens of **writes** that were let through never go down, each is that of a lease in the log, and
+//!   none is of a lease that ended before one was taken whose write was let through earlier.
 //!
 //! A server that forgets what it has acknowledged gives a lease away that is still held. An overlap is **explained** by
 //! nothing else: its two leases may have been proved by two [reigns](super::reigns) of which the one does not know what
 //! the other gave out. A lease was proved when it was taken, and each time that its deadline moved: at the earliest its
-//! deadline less the longest ttl, at the latest when it was seen. If the work looks late, it sees a new deadline only after
-//! the old one has passed. From then to the look the lease stood by a renewal that nobody saw: it was made before the look,
-//! and at most the longest ttl before the old deadline. Of every two proofs by which the two leases stood at the
-//! same moment each must be explained: two from before a loss never are, and no two from after it. So no explained
-//! overlap is longer than what was left of a ttl when a reign ended; and one of two primaries at a time lasts as long as
-//! somebody is served by the wrong one.
+//! deadline less the longest ttl, at the latest when it was seen. If the work looks late, it sees a new deadline only
+//! after the old one has passed. From then to the look the lease stood by a renewal that nobody saw: it was made before
+//! the look, and at most the longest ttl before the old deadline. Of every two proofs by which the two leases stood at
+//! the same moment each must be explained: two from before a loss never are, and no two from after it. So no explained
+//! overlap is longer than what was left of a ttl when a reign ended; and one of two primaries at a time lasts as long
+//! as somebody is served by the wrong one.
 //!
 //! Nothing explains a token that was given twice, or a write with a smaller token than one before. The order in time of
 //! leases and tokens, and of leases and writes, is not judged by a lease that was lost in that way, or whose taking was
@@ -74,8 +73,8 @@ impl Hold {
         Self { mode, ..self }
     }
 
-    /// Its key may have been won as early as that, and renewed until it was taken: one of several that are taken together,
-    /// or a permit whose first answer was lost.
+    /// Its key may have been won as early as that, and renewed until it was taken: one of several that are taken
+    /// together, or a permit whose first answer was lost.
     pub(crate) fn since(self, since: u64) -> Self {
         Self { since, ..self }
     }

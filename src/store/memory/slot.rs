@@ -23,7 +23,7 @@ pub(super) struct FullOwner {
 }
 
 impl FullOwner {
-    /// What has the lock once the lease of this owner has ended, if the key is kept (M8).
+    /// The owner that has the lock once the lease of this one has ended, if the key is kept (M8).
     pub(super) fn kept(&self) -> Self {
         let (instance, owner) = (format!("{}{KEPT}", self.instance).into(), self.owner);
         Self { instance, owner }

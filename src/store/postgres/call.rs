@@ -105,7 +105,7 @@ pub(super) struct Names {
     pub(super) inspect: Arc<str>,
     /// What was granted and not told.
     pub(super) untold: Arc<str>,
-    /// Whether there is nothing more to sweep, or another registry is at it.
+    /// Sweeps, and answers whether there is nothing more to sweep, or another registry sweeps.
     pub(super) sweep: Arc<str>,
     /// What [`bounded`] begins with.
     pub(super) begin: Arc<str>,

@@ -175,8 +175,8 @@ pub(super) fn is_without_schema(code: &SqlState) -> bool {
     missing.contains(&code)
 }
 
-/// Whether the connection is of no use after this error: the server ends it, or cannot write any more, or the schema is gone,
-/// which the next connection makes again or tells of.
+/// Whether the connection is of no use after this error: the server ends it, or cannot write any more, or the schema is
+/// gone. The next connection makes the schema again, or says what is missing.
 pub(super) fn ends_connection(code: &SqlState) -> bool {
     let ending = [
         &SqlState::READ_ONLY_SQL_TRANSACTION,

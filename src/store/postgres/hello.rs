@@ -126,8 +126,8 @@ impl Hello<'_> {
         Ok(prepared)
     }
 
-    /// Checks that the schema is there and may be trusted, and takes the line. If the schema is missing, it is made, if we
-    /// may.
+    /// Checks that the schema is there and may be trusted, and takes the line. If the schema is missing, it is made, if
+    /// we may.
     async fn greet(
         &self,
         endpoint: &Endpoint,

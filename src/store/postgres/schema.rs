@@ -20,9 +20,9 @@ pub(super) const USUAL: &str = "lockstream";
 /// Only one migration runs at a time.
 const MIGRATION: i64 = 6_012_214_763_185_741;
 
-/// Who owns the schema `$1`, or a function in it, and need not be trusted: its functions would run with our rights. `$2` is
-/// trusted, if it is not null. So is the owner of the database, whoever may become that or us anyway, and, unless we are a
-/// superuser, a role whose rights we have.
+/// A role that owns the schema `$1` or a function in it and need not be trusted: its functions would run with our
+/// rights. Trusted are `$2`, if it is not null, the owner of the database, whoever may become that owner or us anyway,
+/// and, unless we are a superuser, a role whose rights we have.
 pub(super) const FOREIGN: &str = "
     SELECT o.rolname::text FROM pg_catalog.pg_roles o WHERE o.oid IN (
         SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = $1
@@ -113,7 +113,7 @@ async fn make(client: &Client, address: &Address, settings: &Settings) -> Result
         let made = client.batch_execute(&sql(schema)).await;
         made.map_err(refused)?;
     }
-    // Also if it has just been made: in a schema that somebody else was quicker to make, it would be at their mercy.
+    // Checked also if we have just made it: somebody else may have been quicker to make the schema.
     let foreign = client
         .query_typed(
             FOREIGN,

@@ -33,15 +33,15 @@ const MOST_LANES: usize = 16;
 
 /// Leases in a PostgreSQL database, from version 14 on.
 ///
-/// Each registry has one connection, over which it sends calls and hears of grants. It opens at the first use, and closes
-/// after a minute in which the registry sent nothing, held nothing and waited for nothing. Waiting costs no further
-/// connection. Whoever waits looks one and a half times a second for grants that it was not told of, whatever the number of
-/// keys and callers, and writes nothing. Now and then a registry deletes rows that nobody has used for an hour, on a
-/// connection that it opens for that. A broken connection is made again as long as it is
+/// Each registry has one connection, over which it sends calls and hears of grants. It opens at the first use, and
+/// closes after a minute in which the registry sent nothing, held nothing and waited for nothing. Waiting costs no
+/// further connection. A registry that waits looks every 0.4 to 0.75 s for grants that it was not told of, whatever the
+/// number of keys and callers. A look that finds none writes nothing. Now and then a registry deletes rows that nobody
+/// has used for an hour, on a connection that it opens for that. A broken connection is made again as long as it is
 /// needed, after the same pauses as that of a [`RedisStore`](crate::store::RedisStore).
 ///
-/// A lock in the database of the data can do what no other lock can: a transaction that calls the function `fence` commits
-/// only if the lease still has the lock, and nobody else gets the lock before it has ended. See
+/// A lock in the database of the data can do what no other lock can: a transaction that calls the function `fence`
+/// commits only if the lease still has the lock, and nobody else gets the lock before it has ended. See
 /// [`LeaseView::fence`](crate::LeaseView::fence), and `docs/postgres.md`.
 ///
 /// The tables and functions are in a schema of their own, `lockstream`. They are made at the first connection if the role
@@ -106,9 +106,9 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// The future yields an error if the url is invalid, if no host answers within 5 seconds each, if it refuses the user or
-    /// password, or if the schema is missing and cannot be made, lacks a table, or belongs to a role that is not
-    /// [trusted](PostgresStoreBuilder::schema_owner). Errors never show the password.
+    /// The future yields an error if the url is invalid, if no host answers within 5 seconds each, if it refuses the
+    /// user or password, or if the schema is missing and cannot be made, lacks a table, or belongs to a role that is
+    /// not [trusted](PostgresStoreBuilder::schema_owner). Errors never show the password.
     pub fn connect(url: impl AsRef<str>) -> ConnectPostgres {
         Self::builder(url).connect()
     }
@@ -268,11 +268,11 @@ impl PostgresStoreBuilder {
         })
     }
 
-    /// Trusts a schema of this role. The functions of the schema run with the rights of whoever calls them, so that of a
-    /// stranger is refused: whoever may create schemas could make one before the service does. Trusted without this are
-    /// the owner of the database and its members, superusers, the store's own role and its members, and, unless the store's
-    /// role is a superuser, each role whose rights it has. A role that only runs migrations may be none of these. In a url
-    /// it is `schema_owner=role`.
+    /// Trusts a schema of this role. The functions of the schema run with the rights of whoever calls them, so a
+    /// stranger's schema is refused: whoever may create schemas could make one before the service does. Trusted without
+    /// this are the owner of the database and its members, superusers, the store's own role and its members, and,
+    /// unless the store's role is a superuser, each role whose rights it has. A role that only runs migrations may be
+    /// none of these. In a url it is `schema_owner=role`.
     pub fn schema_owner(self, role: impl Into<String>) -> Self {
         let role = role.into();
         self.set(|settings| {
@@ -281,8 +281,9 @@ impl PostgresStoreBuilder {
         })
     }
 
-    /// How many connections of a registry carry calls: 1 to 16, by default 1. A connection has one call in flight, with up
-    /// to 256 operations, and waits until the server has it on disk. More connections help a registry of many busy keys.
+    /// How many connections of a registry carry calls: 1 to 16, by default 1. A connection has one call in flight, with
+    /// up to 256 operations, and waits until the server has it on disk. More connections help a registry of many busy
+    /// keys.
     pub fn lanes(self, lanes: usize) -> Self {
         self.set(|settings| {
             if !(1..=MOST_LANES).contains(&lanes) {

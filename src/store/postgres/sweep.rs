@@ -14,12 +14,12 @@ use super::store::Settings;
 pub(super) enum Interrupted {
     /// The server cannot be reached, or does not answer.
     Broken(Fault),
-    /// It does not do it.
+    /// The server refuses.
     Refused(Fault),
 }
 
-/// Deletes what nobody uses, a short piece at a time, on a connection of its own: no call waits for that. It is at it for
-/// half of the time at most. Another registry may be at it, or have been a moment ago: then there is nothing to do.
+/// Deletes what nobody uses, a short piece at a time, on a connection of its own: no call waits for that. It runs for
+/// half of the time at most. If another registry sweeps, or has swept a moment ago, there is nothing to do.
 ///
 /// Cancel safe: each piece is a transaction, and the next sweep goes on behind the last one.
 pub(super) async fn sweep(

@@ -33,19 +33,20 @@ const LIMITS: Limits = Limits {
     bytes: 1 << 20,
 };
 
-/// After so long an op is sent again that waits for the end of a transaction, and later less often: after an eighth of the
-/// time that it has waited.
+/// After so long an op is sent again that waits for the end of a transaction, and later less often: after an eighth of
+/// the time that it has waited.
 const AGAIN: Duration = Duration::from_millis(5);
 const LONGEST_AGAIN: Duration = Duration::from_millis(500);
 
 /// How often a registry looks for what nobody uses, on average.
 const SWEEP: Duration = Duration::from_secs(600);
 
-/// How often a session that waits looks for grants that it was not told of, in milliseconds. Whoever granted them may have
-/// died before it could send the notification.
+/// The pauses between two looks of a waiting session for grants that it was not told of, in milliseconds. Whoever
+/// granted them may have died before it could send the notification.
 const LOOK: RangeInclusive<u64> = 400..=750;
 
-/// For so long after the last answer that left a ticket it looks: each key that is waited for is asked about more often (W2).
+/// It looks for this long after the last answer that left a ticket. Each key that is waited for is asked about more
+/// often than that (W2).
 const LOOK_FOR: Duration = Duration::from_secs(15);
 
 /// If the last answers went to more callers than this, more requests may follow at once.

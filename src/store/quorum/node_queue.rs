@@ -149,8 +149,8 @@ impl NodeQueue {
         self.requests.push(NodeOp { op, ballot });
     }
 
-    /// Makes sure that the node has no lock for the owner, and with `unlisten` no subscription. With `kept_until` the lock
-    /// is kept, also if it is released again later. Ops of the owner that were not sent yet are dropped.
+    /// Makes sure that the node has no lock for the owner, and with `unlisten` no subscription. With `kept_until` the
+    /// lock is kept, also if it is released again later. Ops of the owner that were not sent yet are dropped.
     pub(super) fn release(
         &mut self,
         owner: Owner,

@@ -45,12 +45,13 @@ use crate::store::{LockStore, sealed};
 ///   for how to turn it off.
 /// - **Tokens after a restart without data** grow if the nodes' clocks agree within the time for which the node was
 ///   not asked: epochs start with a server's clock.
-/// - **Fairness.** The nodes have no common queue. If a node can push, it notifies the registry that has waited
-///   longest there when the key is released, and keeps the key for 100 ms for it. Mostly that is the same registry on
-///   all nodes, so registries take turns and do not split the votes. That is not guaranteed: nodes may see waiters in
+/// - **Fairness.** The nodes have no common queue. If a node can push, it notifies the registry that has waited longest
+///   there when the key is released, and keeps the key for 100 ms for it. Mostly that is the same registry on all
+///   nodes, so registries take turns and do not split the votes. That is not guaranteed: nodes may see waiters in
 ///   different orders, and a notice may be lost. So waiters also ask when a connection to a node is made again, and by
 ///   their [`Repeat`](crate::Repeat) policy. Where nodes cannot push, only the policy is left, and a waiter may wait
-///   while others take turns. [`acquire_once`](crate::Lock::acquire_once) may report a busy key although no caller gets the lock.
+///   while others take turns. [`acquire_once`](crate::Lock::acquire_once) may report a busy key although no caller gets
+///   the lock.
 /// - **Speed.** An acquisition takes two round trips to a majority: the votes, and raising the fences.
 ///
 /// Notices cost nothing if nobody waits. False notices do no harm: a waiter asks only a few more times in each of its
@@ -134,11 +135,12 @@ impl QuorumStore {
     /// ([`extend`](crate::Lease::extend), other processes with other ttls), set it to the longest of them, and to the
     /// same in all processes. Leases that the node has not forgotten are renewed meanwhile.
     ///
-    /// Servers report how long they have been up (`INFO server`, in whole seconds). If the right to that is missing, the
-    /// time is counted from each connection that a registry makes: a process that has just started gets no lock before
-    /// that. A [`MemoryStore`](crate::store::MemoryStore) counts as old from the start. So **new servers give no lock before that time is over**: `acquire_once` gets an
-    /// error, and waiters wait. Turn it off for tests, and for servers that keep each vote (`appendfsync always`).
-    /// Data that is lost without a restart (`FLUSHALL`, a fail-over behind the address) is not noticed.
+    /// Servers report how long they have been up (`INFO server`, in whole seconds). If the right to that is missing,
+    /// the time is counted from each connection that a registry makes: a process that has just started gets no lock
+    /// until the connections have stood for that long. A [`MemoryStore`](crate::store::MemoryStore) counts as old from
+    /// the start. So **new servers give no lock before that time is over**: `acquire_once` gets an error, and waiters
+    /// wait. Turn it off for tests, and for servers that keep each vote (`appendfsync always`). Data that is lost
+    /// without a restart (`FLUSHALL`, a fail-over behind the address) is not noticed.
     #[must_use]
     pub fn quarantine(mut self, time: impl Into<Option<Duration>>) -> Self {
         self.quarantine = Some(Quarantine::Fixed(time.into()));

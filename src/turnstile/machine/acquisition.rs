@@ -108,8 +108,8 @@ impl Acquisition {
         self.had_ticket |= footprint == Footprint::Ticket;
     }
 
-    /// D4: a win or grant was over on arrival, while `newest` was the newest waiter. Returns whether the store is too slow
-    /// for its ttl.
+    /// D4: a win or grant was over on arrival, while `newest` was the newest waiter. Returns whether the store is too
+    /// slow for its ttl.
     fn count_late(&mut self, newest: WaiterId) -> bool {
         if self.late == 0 {
             self.saw_late = newest;
@@ -427,8 +427,8 @@ impl<C: Clone> Turnstile<C> {
         }
     }
 
-    /// D4: each time that we ask, the key is ours for another ttl, and is over when we hear of it. It is given back. Those
-    /// who want no longer ttl, and have waited all the time, are refused.
+    /// D4: each time that we ask, the key is ours for another ttl, and is over when we hear of it. It is given back.
+    /// Those who want no longer ttl, and have waited all the time, are refused.
     fn give_up_late(&mut self, now: Point, round_trip: Duration) {
         let KeyState::Acquiring(acquisition) = &self.state else {
             return;
@@ -446,7 +446,8 @@ impl<C: Clone> Turnstile<C> {
         self.abandon(now);
     }
 
-    /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes of this.
+    /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes
+    /// of this.
     pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>, all_ask: bool) {
         self.advance_time(cx);
         if let KeyState::Acquiring(acquisition) = &mut self.state

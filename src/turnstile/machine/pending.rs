@@ -18,8 +18,8 @@ pub(super) struct Ending<C> {
     pub(super) deadline: Point,
 }
 
-/// A release, withdrawal, unsubscription or yield, or the end of a lease whose key is kept. It is sent again until an answer arrives, or until the stored entry has
-/// expired.
+/// A release, withdrawal, unsubscription or yield, or the end of a lease whose key is kept. It is sent again until an
+/// answer arrives, or until the stored entry has expired.
 #[derive(Debug)]
 pub(super) struct PendingOp<C> {
     op: Op,
@@ -173,8 +173,8 @@ impl<C: Clone> Turnstile<C> {
             .collect()
     }
 
-    /// The answer to a renewal has come after the end of its lease. The store may have renewed the key as late as now. So a
-    /// release of the key stays pending until `until`, when the key is over in any case.
+    /// The answer to a renewal has come after the end of its lease. The store may have renewed the key as late as now.
+    /// So a release of the key stays pending until `until`, when the key is over in any case.
     pub(super) fn prolong_pending(&mut self, owner: Owner, until: Point) {
         let removals = self.pending.iter_mut().filter(|it| it.settles(owner));
         removals.for_each(|pending| pending.until = pending.until.max(until));

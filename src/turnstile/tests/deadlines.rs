@@ -220,8 +220,8 @@ fn too_slow(harness: &mut Harness, who: &str) -> Duration {
     }
 }
 
-/// Answers take longer than a lease lasts. Each question renewed the key, and nobody had it, for as long as anybody waited.
-/// Whoever wants a longer ttl goes on.
+/// Answers take longer than a lease lasts. Each question renewed the key, and nobody had it, for as long as anybody
+/// waited. Whoever wants a longer ttl goes on waiting.
 #[test]
 fn d4_the_third_win_in_a_row_that_is_over_is_given_back() {
     // Enter, attempt and listen.

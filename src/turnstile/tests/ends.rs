@@ -731,7 +731,8 @@ fn o1_our_own_detached_lease_can_be_adopted_under_a_new_owner() {
 
 // ---- M8: keys that stay for a time of their own
 
-/// The lease has its own ttl. One call at its end says how long the key stays, be that more than is left of the ttl or less.
+/// The lease has its own ttl. One call at its end says how long the key stays, be that more than is left of the ttl or
+/// less.
 #[test]
 fn m8_the_end_of_a_lease_keeps_its_key_by_one_call() {
     let mut harness = Harness::new();

@@ -410,8 +410,8 @@ fn o6_lines_are_forgotten() {
     assert_eq!(key.lines.next_timeout(), None);
 }
 
-/// The waits of very many end while the process stands still. Each of them leaves the front to the next, whose wait is over
-/// as well: each called the next one, until the stack was full.
+/// The waits of very many end while the process stands still. Each of them leaves the front to the next, whose wait is
+/// over as well: each called the next one, until the stack was full.
 #[test]
 fn m5_very_many_waits_that_end_at_once_need_no_more_stack_than_one() {
     const WAITERS: u64 = 100_000;

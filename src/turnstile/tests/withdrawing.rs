@@ -24,8 +24,8 @@ fn unanswered(harness: &mut Harness) -> Op {
     enter
 }
 
-/// A ticket that nobody needed stood for up to half a second. A release in that time went to it, and whoever asked once found
-/// the lock busy, though nobody wanted it.
+/// A ticket that nobody needed stood for up to half a second. A release in that time went to it, and whoever asked once
+/// found the lock busy, though nobody wanted it.
 #[test]
 fn g3_a_withdrawal_is_sent_at_once() {
     let mut harness = Harness::new();

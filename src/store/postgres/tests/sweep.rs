@@ -44,8 +44,8 @@ async fn session(url: &str) -> Arc<Shared> {
     PostgresSession::new(store.settings, config).shared.clone()
 }
 
-/// It deletes what nobody has used for an hour, and leaves the others, on a connection of its own. A million keys in an hour
-/// are 280 in a second.
+/// It deletes what nobody has used for an hour, and leaves the others, on a connection of its own. A million keys in an
+/// hour are 280 in a second.
 #[tokio::test]
 async fn a_sweep_keeps_up_with_a_million_keys_an_hour() {
     let rows = std::env::var("LOCKSTREAM_ROWS").ok();

@@ -158,8 +158,8 @@ async fn an_adoption_needs_a_majority_and_is_retried_while_an_absent_node_may_de
     assert_eq!(keys(&nodes), [0; 3]);
 }
 
-/// A node that is away is told when it is back, of what is left by then. With the other two it has kept the key until then;
-/// none of them keeps it longer.
+/// A node that is away is told when it is back, of what is left by then. With the other two it has kept the key until
+/// then; none of them keeps it longer.
 #[tokio::test(start_paused = true)]
 async fn m8_a_majority_keeps_a_key() {
     let nodes = Node::many(3);
