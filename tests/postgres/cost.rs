@@ -148,6 +148,20 @@ async fn many_dead_tickets_are_cleared_by_several_calls() {
     assert_eq!(op("A", "a:1", ""), more(150));
     assert_eq!(op("A", "a:1", ""), more(50));
     assert_eq!(op("A", "a:1", ""), ("won".to_owned(), 0));
+    // Leases that are over and dead tickets count together. Whoever is behind them is served, and not passed over.
+    let mut other = server.client();
+    other.run("SELECT lockstream.hello_1(12)");
+    server.run(
+        "TRUNCATE lockstream.lock, lockstream.ticket, lockstream.guard, lockstream.holder; \
+         INSERT INTO lockstream.lock VALUES ('lock:k', '', 1, 0, true); \
+         INSERT INTO lockstream.holder SELECT 'lock:k', 'dead:' || i, 'r', 1, i, 1 FROM generate_series(1, 80) i; \
+         INSERT INTO lockstream.ticket SELECT 'lock:k', i, 'dead:' || i, 4711, '', 1000 FROM generate_series(1, 80) i; \
+         INSERT INTO lockstream.ticket VALUES ('lock:k', 81, 'live:1', 12, '', 60000000)",
+    );
+    assert_eq!(op("E", "a:1", ""), more(60));
+    assert_eq!(op("E", "a:1", ""), ("busy".to_owned(), 0));
+    let holder = server.one::<String>("SELECT owner FROM lockstream.lock");
+    assert_eq!(holder, "live:1");
     // A registry sends them again.
     server.run("TRUNCATE lockstream.lock, lockstream.ticket, lockstream.guard");
     let lease = locks.obtain("k").lease().await.unwrap();

@@ -355,20 +355,23 @@ pub(super) async fn notify(
         Some(prepared) => client.query(&prepared.notify, &[&notices]).await,
         None => {
             let typed = [(&notices as &(dyn ToSql + Sync), Type::TEXT_ARRAY)];
-            client.query_typed(&names.notify, &typed).await
+            bounded(client, names, &names.notify, &typed).await
         }
     }
 }
 
-/// Asks for what was granted to this line and not told.
+/// Asks for what was granted to this line and not told. `is_ours`: whether the session is proved to be ours.
 pub(super) async fn untold(
     client: &Client,
     names: &Names,
+    is_ours: bool,
     line: i64,
 ) -> Result<Vec<String>, Error> {
-    let rows = client
-        .query_typed(&names.untold, &[(&line, Type::INT8)])
-        .await?;
+    let typed: [(&(dyn ToSql + Sync), Type); 1] = [(&line, Type::INT8)];
+    let rows = match is_ours {
+        true => client.query_typed(&names.untold, &typed).await?,
+        false => bounded(client, names, &names.untold, &typed).await?,
+    };
     rows.iter().map(|row| row.try_get(0)).collect()
 }
 

@@ -230,7 +230,8 @@ impl Hello<'_> {
             Some(refusal) if *refusal.code() == SqlState::PROTOCOL_VIOLATION => {
                 Fault::given_up(&self.settings.endpoint.address, refusal.message())
             }
-            _ => Fault::broken(&self.settings.endpoint.address, error),
+            Some(_) => Fault::refused(&self.settings.endpoint.address, error),
+            None => Fault::broken(&self.settings.endpoint.address, error),
         }
     }
 

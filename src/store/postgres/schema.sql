@@ -98,27 +98,19 @@ END $$;
 -- These tables may stand for others that were lost.
 SELECT lockstream.make_rows_1();
 
--- Whether a transaction is fenced by a tenure. If none is, none begins before the end of this call. `whose`: '' or a
--- shared owner. Nothing is written if it is fenced.
-CREATE FUNCTION lockstream.is_fenced_1(name text, whose text) RETURNS boolean
+-- Whether a tenure may end: not while a transaction is fenced by it. `whose`: '' or a shared owner.
+CREATE FUNCTION lockstream.may_end_1(name text, whose text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = whose FOR UPDATE SKIP LOCKED;
     IF NOT found THEN
         IF EXISTS (SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = whose) THEN
-            RETURN true;
+            RETURN false;
         END IF;
         INSERT INTO lockstream.guard VALUES (name, whose) ON CONFLICT DO NOTHING;
-    END IF;
-    RETURN NOT found;
-END $$;
-
--- Whether a tenure may end: not while a transaction is fenced by it. `whose`: '' or a shared owner.
-CREATE FUNCTION lockstream.may_end_1(name text, whose text) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF lockstream.is_fenced_1(name, whose) THEN
-        RETURN false;
+        IF NOT found THEN
+            RETURN false;
+        END IF;
     END IF;
     -- Stronger than the update that follows, so that a fence in a transaction with an older snapshot fails (40001).
     IF whose = '' THEN
@@ -354,6 +346,13 @@ BEGIN
     IF l.key IS NULL OR l.owner IS NULL AND (asks OR l.waited OR quiet_until > at) THEN
         RETURN;
     END IF;
+    -- What settles an op that may be under way still, on a connection that is gone, waits for that (O6).
+    IF NOT asks AND letter <> 'S' AND EXISTS (
+        SELECT 1 FROM lockstream.lock k, pg_snapshot_xip(pg_current_snapshot()) x
+        WHERE k.key = name AND k.xmax::text::bigint = (x::text::bigint & 4294967295)
+    ) THEN
+        RETURN;
+    END IF;
     o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, 0, 0, false, false, NULL);
     IF l.owner <> '' THEN
         o.kind := 'x';
@@ -432,6 +431,7 @@ DECLARE
     -- Whether its lease has ended, and a transaction is still fenced by it.
     is_ending boolean := false;
     seen record;
+    deleted integer;
 BEGIN
     cleared := 0;
     at := lockstream.now_1();
@@ -439,9 +439,13 @@ BEGIN
     IF letter <> 'D' AND (letter <> 'E' OR place IS NOT NULL) AND NOT (asks AND at > of_use) THEN
         SELECT * INTO seen
             FROM lockstream.look_1(letter, name, own, mode, place, own_line, quiet_until, at) s;
-        IF seen.verdict IS NOT NULL
-            AND NOT EXISTS (SELECT 1 FROM unnest(seen.ended) e WHERE NOT lockstream.is_fenced_1(name, e))
-        THEN
+        IF seen.verdict IS NOT NULL AND NOT EXISTS (
+            -- It may end. Nothing is inserted here: the row of the lock is not ours yet.
+            SELECT 1 FROM unnest(seen.ended) e WHERE NOT EXISTS (
+                SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = e)
+        ) AND NOT EXISTS (
+            SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = ANY (seen.ended) FOR UPDATE SKIP LOCKED
+        ) THEN
             verdict := seen.verdict;
             epoch := seen.epoch;
             remaining := seen.remaining;
@@ -465,22 +469,15 @@ BEGIN
     IF l.key IS NULL AND asks THEN
         RAISE 'the table "lock" keeps no row for "%"', name USING ERRCODE = 'LS003';
     ELSIF l.key IS NULL THEN
+        IF letter IN ('W', 'U') THEN
+            DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
+        END IF;
         verdict := CASE letter WHEN 'Y' THEN 'not old' WHEN 'D' THEN 'not old' ELSE 'not held' END;
         RETURN;
     END IF;
     IF letter = 'E' AND at <= of_use THEN
         -- Its ticket may be from a connection that is gone.
         UPDATE lockstream.ticket d SET line = own_line WHERE d.key = name AND d.owner = own AND d.line <> own_line;
-    END IF;
-    -- Before anything else is changed: if more dead tickets are in front than this call may delete, it does nothing else.
-    IF l.waited AND (l.owner IS NULL OR l.owner IN ('', own) OR l.expires_at <= at) THEN
-        cleared := coalesce(lockstream.clear_1(name, false, own_line, may_clear),
-            lockstream.clear_1(name, true, own_line, may_clear));
-        IF cleared IS NOT NULL THEN
-            verdict := 'more';
-            RETURN;
-        END IF;
-        cleared := 0;
     END IF;
     o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, most, may_clear, false, false, NULL);
 
@@ -506,7 +503,6 @@ BEGIN
                 cleared := cleared + 1;
             END IF;
         END LOOP;
-        o.clears := may_clear - cleared;
         SELECT lockstream.kind_1(min(kind)), coalesce(sum(weight), 0),
             coalesce(bool_or(owner = own AND expires_at > at), false),
             coalesce(bool_or(owner = own AND expires_at <= at), false)
@@ -519,6 +515,17 @@ BEGIN
         END IF;
     END IF;
     is_held := coalesce(is_held, false);
+    -- If more dead tickets are in front than this call may delete, it does nothing else.
+    IF l.waited AND (o.owner IS NULL OR o.owner IN ('', own)) THEN
+        deleted := coalesce(lockstream.clear_1(name, false, own_line, may_clear - cleared),
+            lockstream.clear_1(name, true, own_line, may_clear - cleared));
+        IF deleted IS NOT NULL THEN
+            cleared := cleared + deleted;
+            verdict := 'more';
+            RETURN;
+        END IF;
+    END IF;
+    o.clears := may_clear - cleared;
 
     IF letter = 'D' THEN
         IF mode <> '' OR NOT (is_held OR coalesce(l.owner = more AND l.expires_at > at, false)) THEN
@@ -537,8 +544,11 @@ BEGIN
         o := lockstream.give_1(o, own, mode, ttl, at);
         epoch := o.epoch;
         DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
-        -- It knows now of a grant that it may not have been told.
-        DELETE FROM lockstream.notice n WHERE n.line = own_line AND split_part(n.payload, ' ', 2) = own;
+        -- It knows now of a grant that it may not have been told. One that is being told is left alone.
+        DELETE FROM lockstream.notice d USING (
+            SELECT n.line, n.at, n.payload FROM lockstream.notice n
+                WHERE n.line = own_line AND split_part(n.payload, ' ', 2) = own FOR UPDATE SKIP LOCKED
+        ) n WHERE d.line = n.line AND d.at = n.at AND d.payload = n.payload;
         verdict := 'won';
         IF o.kind <> 'x' THEN
             o := lockstream.serve_1(o, NULL, NULL, own_line, at);
@@ -603,8 +613,7 @@ BEGIN
             remaining := lockstream.remaining_1(o, mode, at);
         ELSIF o.owner IS NULL THEN
             -- W7: the lock is kept for the first subscriber for as long as it may take to ask.
-            SELECT * INTO h FROM lockstream.first_live_1(name, true, own_line, o.clears);
-            o.clears := h.clears;
+            SELECT * INTO h FROM lockstream.first_live_1(name, true, own_line, may_clear - cleared);
             t := h.first;
             IF t.owner IS NOT NULL THEN
                 DELETE FROM lockstream.ticket d WHERE d.key = name AND d.score = t.score;
@@ -728,8 +737,9 @@ BEGIN
                 -- The lease itself ends now, or with the transaction that is fenced by it.
                 UPDATE lockstream.lock k SET epoch = greatest(k.epoch + 1, lockstream.now_1()) WHERE k.key = name;
                 INSERT INTO lockstream.holder
-                    SELECT h.key, mores[i], h.kind, h.weight, k.epoch, lockstream.now_1() + lasts
-                    FROM lockstream.holder h, lockstream.lock k WHERE h.key = name AND h.owner = own AND k.key = name;
+                    SELECT h.key, mores[i], h.kind, h.weight, coalesce(k.epoch, h.epoch + 1), lockstream.now_1() + lasts
+                    FROM lockstream.holder h LEFT JOIN lockstream.lock k ON k.key = h.key
+                    WHERE h.key = name AND h.owner = own;
                 INSERT INTO lockstream.guard VALUES (name, mores[i]) ON CONFLICT DO NOTHING;
                 PERFORM lockstream.end_shared_1(name, own);
             END IF;
@@ -778,8 +788,7 @@ BEGIN
         END IF;
         IF letter = 'K' AND verdict = 'held' AND is_waited THEN
             -- Its end has moved: the first in the queue is told to ask.
-            SELECT * INTO live FROM lockstream.first_live_1(name, false, own_line, clears);
-            clears := greatest(live.clears, 0);
+            SELECT * INTO live FROM lockstream.first_live_1(name, false, own_line, per_call);
             first := live.first;
             IF first.line IS NOT NULL THEN
                 notices := ARRAY[first.line::text, lockstream.now_1()::text, 'f ' || name];
@@ -928,7 +937,7 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off AS 
 DECLARE
     piece CONSTANT integer := 1000;
     now CONSTANT bigint := lockstream.now_1();
-    until CONSTANT bigint := now + 50000;
+    until bigint;
     before CONSTANT bigint := now - unused;
     pass lockstream.sweep;
     last text;
@@ -959,6 +968,7 @@ BEGIN
             AND pg_try_advisory_xact_lock_shared(t.line) LIMIT piece FOR UPDATE SKIP LOCKED
     ) t WHERE d.key = t.key AND d.score = t.score;
     GET DIAGNOSTICS deleted = ROW_COUNT;
+    until := lockstream.now_1() + 50000;
 
     IF deleted < piece THEN
         FOR l IN SELECT k.key, k.owner, k.epoch FROM lockstream.lock k
@@ -969,12 +979,13 @@ BEGIN
             ) ELSE k.expires_at <= before END
             ORDER BY k.key FOR UPDATE SKIP LOCKED
         LOOP
+            -- It comes on in any case: what it does not get to is for the next pass.
+            pass.after := l.key;
             IF lockstream.now_1() > until THEN
-                last := pass.after;
+                last := l.key;
                 looked_at := piece;
                 EXIT;
             END IF;
-            pass.after := l.key;
             CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key);
             PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
                 WHERE l.owner = '' AND h.key = l.key AND h.expires_at <= before;

@@ -560,14 +560,15 @@ impl Connections {
     /// Looks for grants that it was not told of, on the connection that hears the others.
     fn look(&mut self, shared: &Shared) {
         self.look_at = None;
-        let client = self.connected.links[0].link.client.clone();
+        let first = &self.connected.links[0];
+        let (client, is_ours) = (first.link.client.clone(), first.prepared.is_some());
         let (names, line) = (shared.names.clone(), self.connected.line);
         let (address, within) = (
             shared.settings.endpoint.address.clone(),
             shared.config.response_timeout,
         );
         let looking = async move {
-            let asked = timeout(within, call::untold(&client, &names, line)).await;
+            let asked = timeout(within, call::untold(&client, &names, is_ours, line)).await;
             Done::Looked(match asked {
                 // Refused: whoever waits finds out by asking (W2).
                 Ok(untold) => Ok(untold.unwrap_or_default()),
