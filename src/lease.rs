@@ -96,13 +96,18 @@ impl Lease {
         let engine = options.registry().clone();
         let renewals = options.renewals();
         // While the last key was waited for, the watchdog has renewed the others. From now on keys are kept.
-        if renewals != u32::MAX || matches!(options.on_finish, OnFinish::KeepFor(_)) {
+        if renewals != u32::MAX || options.on_finish != OnFinish::Release {
             for member in &members {
                 engine.restart(&member.caller, renewals, options.on_finish);
             }
         }
         let callers: Vec<_> = members.iter().map(|it| it.caller.clone()).collect();
-        engine.unite(&callers, options.on_finish);
+        // Work that loses a key has not succeeded.
+        let at_loss = match options.is_conditional {
+            true => OnFinish::Release,
+            false => options.on_finish,
+        };
+        engine.unite(&callers, at_loss);
         let first = members.first().expect("a group has several keys").clone();
         let group = Group {
             key: options.key().clone(),
@@ -228,6 +233,7 @@ impl Lease {
     pub fn detach(self) -> Result<DetachedLease, LockError> {
         let key = self.view.whole_key().clone();
         if self.view.caller.mode() != Mode::Exclusive || self.view.group.is_some() {
+            drop(self.release());
             return Err(LockError::InvalidSetting {
                 key,
                 setting: "detach",
@@ -345,6 +351,11 @@ impl Lease {
     fn part(&mut self, mut ended: impl FnMut(&Arc<WaiterState>)) {
         if std::mem::replace(&mut self.parted, true) {
             return;
+        }
+        if self.view.group.is_some() {
+            for member in self.view.members() {
+                member.caller.leave_group();
+            }
         }
         for member in self.view.members() {
             if member.caller.part() {

@@ -125,5 +125,9 @@ pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result
     let Some(lease) = acquiring.await? else {
         return Ok(false);
     };
-    claim.fill(lease).map(|()| true).map_err(|_| in_use())
+    claim.fill(lease).map(|()| true).map_err(|lease| {
+        // Whatever `on_finish` says: nobody has worked under it.
+        drop(lease.release());
+        in_use()
+    })
 }

@@ -127,7 +127,8 @@ impl LockOptions {
             key,
             keys: None,
             renewal: Some(Renewal::watchdog()),
-            ttl: self.ttl,
+            // Nothing is kept before all are had.
+            on_finish: OnFinish::Release,
             ..self.clone()
         })
     }

@@ -313,7 +313,9 @@ impl Engine {
 
     /// Ends a lease under its holder: another one of its group is gone.
     pub(super) fn revoke(&self, caller: &WaiterState, on_finish: OnFinish) {
-        if self.finish(caller, on_finish) && caller.is_shared() {
+        // Before the look at the group, which its guard leaves before it leaves the lease.
+        let is_shared = caller.is_shared();
+        if !caller.has_left_group() && self.finish(caller, on_finish) && is_shared {
             self.forfeit(caller);
         }
     }

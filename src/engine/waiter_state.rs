@@ -56,6 +56,8 @@ struct State {
     is_first_of_several: bool,
     /// The leases of its group, if it is one of several keys.
     peers: Option<Arc<Peers>>,
+    /// Whether the guard of its group is gone. Those who still share the lease hold this key alone.
+    has_left_group: bool,
     /// Whether its lease was ended under those who share it.
     is_forfeited: bool,
     deadline: Moment,
@@ -90,6 +92,7 @@ impl WaiterState {
                 closing: false,
                 is_first_of_several: false,
                 peers: Peers::of(behind, OnFinish::Release),
+                has_left_group: false,
                 is_forfeited: false,
                 deadline: Moment::ZERO,
             }),
@@ -330,6 +333,17 @@ impl WaiterState {
         let mut state = self.lock();
         state.peers = peers;
         matches!(state.phase, Phase::Held { .. })
+    }
+
+    /// The guard of its group leaves it, before it leaves the leases.
+    pub(crate) fn leave_group(&self) {
+        let mut state = self.lock();
+        state.peers = None;
+        state.has_left_group = true;
+    }
+
+    pub(super) fn has_left_group(&self) -> bool {
+        self.lock().has_left_group
     }
 
     /// The lease was ended by one of several holders, or with another one of its group. For the others it is lost.

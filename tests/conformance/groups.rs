@@ -381,6 +381,21 @@ pub(crate) async fn the_first_loss_releases_the_rest_by_itself<W: World>(w: &W) 
     inside.with_lock(runs_on).await.unwrap();
     w.expire("b");
     all_free(&there, &["b"]).await;
+
+    // Guards from inside that outlive the group's own hold a key each.
+    let inside = async {
+        let (a, b) = (here.obtain("a").reentrant(), here.obtain("b").reentrant());
+        (a.lease().await.unwrap(), b.lease().await.unwrap())
+    };
+    let pair = here.obtain_all(["a", "b"]);
+    let (a, b) = inside.with_lock(pair).await.unwrap();
+    assert!(a.is_valid() && b.is_valid());
+    w.expire("a");
+    assert!(timeout(BOUND, a.lost()).await.unwrap().is_lost());
+    all_free(&there, &["a"]).await;
+    assert!(b.is_valid() && is_held(&there.obtain("b")).await);
+    b.release().await.unwrap();
+    all_free(&there, &["a", "b"]).await;
 }
 
 /// It is left to expire, as at any end of its lease.
@@ -394,4 +409,15 @@ pub(crate) async fn a_loss_leaves_what_is_to_be_kept<W: World>(w: &W) {
     assert!(is_held(&there.obtain("b")).await);
     all_free(&there, &["a", "b"]).await;
     assert_err!(lease.release().await, Lost, "a");
+
+    // Work that loses a key has not succeeded.
+    let kept = here.obtain_all(["a", "b"]);
+    let kept = kept.on_finish(OnFinish::KeepFor(ms(60_000)));
+    let work = async {
+        w.expire("a");
+        std::future::pending::<Result<(), ()>>().await
+    };
+    let ended = work.with_lock(kept).keep_if(Result::is_ok).await;
+    assert!(ended.unwrap_err().is_lost());
+    all_free(&there, &["a", "b"]).await;
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lockstream::{FutureLockExt, Lock, LockError, Mode};
+use lockstream::{FutureLockExt, Lock, LockError, Mode, OnFinish};
 use tokio::time::Instant;
 use tracing::Level;
 
@@ -182,6 +182,21 @@ pub(crate) async fn who_has_lost_does_not_release_the_next<W: World>(w: &W) {
         assert!(lock.acquire().await.unwrap());
         assert!(lock.release().await.unwrap());
     }
+    // An acquisition that waited meanwhile gives the key back, whatever `on_finish` says.
+    let kept = OnFinish::KeepFor(ms(60_000));
+    let lock = registry.obtain("k").ttl(ms(1300)).on_finish(kept);
+    assert!(lock.acquire().await.unwrap());
+    let mut second = lock.acquire();
+    assert!(poll_once(&mut second).await.is_none());
+    w.expire("k");
+    assert_err!(second.await, HandleInUse, "k");
+    assert_err!(lock.release().await, Lost, "k");
+    free(&registry.obtain("k")).await;
+    // So does a lease that cannot be detached.
+    let permit = registry.obtain("k").permits(1).on_finish(kept);
+    let lease = permit.lease().await.unwrap();
+    assert_err!(lease.detach(), InvalidSetting, "k");
+    free(&registry.obtain("k")).await;
 }
 
 /// What `lease` brings is the guard's, not the handle's.
