@@ -197,7 +197,7 @@ async fn the_schema_is_dropped_under_a_role_that_may_not_make_it() {
         "CREATE ROLE app LOGIN; GRANT USAGE ON SCHEMA lockstream TO app; \
          GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lockstream TO app",
     );
-    let pair = Pair::new(&PgServer::url_of("app", server.port())).await;
+    let pair = Pair::lasting(&PgServer::url_of("app", server.port()), ms(4000)).await;
     server.run("DROP SCHEMA lockstream CASCADE");
     let error = pair.waiting.await.unwrap().unwrap_err();
     assert!(

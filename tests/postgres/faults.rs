@@ -21,7 +21,7 @@ impl Pair {
         Self::lasting(url, Duration::from_secs(30)).await
     }
 
-    async fn lasting(url: &str, ttl: Duration) -> Self {
+    pub(crate) async fn lasting(url: &str, ttl: Duration) -> Self {
         let (holder, waiter) = (registry(url).await, registry(url).await);
         let lock = holder.obtain("k").ttl(ttl).renewal(Renewal::watchdog());
         let lease = lock.lease().await.unwrap();

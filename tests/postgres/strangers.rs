@@ -1,5 +1,6 @@
 //! What may another role of the database hear, pretend and make?
 
+use futures::StreamExt;
 use lockstream::store::PostgresStore;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio_postgres::{AsyncMessage, NoTls};
@@ -106,11 +107,14 @@ async fn the_schema_of_a_stranger_is_refused_by_name() {
     ] {
         let store = PostgresStore::connect_lazy(&url).unwrap();
         let locks = builder(store.clone()).build().unwrap();
+        // A scan has a connection of its own.
+        let of_scanning = locks.scan("").next().await.unwrap().unwrap_err();
         let of_a_call = locks.obtain("k").acquire_once().await.unwrap_err();
         let of_migrating = store.migrate().await.unwrap_err();
         let of_connecting = PostgresStore::connect(&url).await.unwrap_err();
         assert!(!of_a_call.is_retryable() && !of_migrating.is_retryable());
         for told in [
+            crate::told(&of_scanning),
             crate::told(&of_a_call),
             of_migrating.to_string(),
             of_connecting.to_string(),

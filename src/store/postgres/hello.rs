@@ -142,7 +142,7 @@ impl Hello<'_> {
         let asking = call::bounded(client, names, schema::FOREIGN, &which);
         let foreign = self.in_time(asking).await?;
         let foreign = foreign.map_err(|error| self.refused(&error))?;
-        schema::refuse_foreign(&endpoint.address, schema, &foreign)?;
+        let is_there = schema::refuse_foreign(&endpoint.address, schema, &foreign)?;
         let sql = format!(
             "SELECT h.version, h.now, h.is_standby, h.server, a.pid, a.backend_start, h.missing, h.channel \
              FROM {}.hello_1($1) h \
@@ -151,21 +151,29 @@ impl Hello<'_> {
         );
         let own: [(&(dyn ToSql + Sync), Type); 1] = [(&line, Type::INT8)];
         let greet = || call::bounded(client, names, &sql, &own);
-        let mut rows = self.in_time(greet()).await?;
-        if let Err(error) = &rows
-            && error.code().is_some_and(is_without_schema)
-            && self.settings.migrates
-        {
-            let missing = self.refused(error);
-            let migrating = schema::migrate(client, &endpoint.address, self.settings, &names.begin);
-            // If it takes too long, the connection is in its transaction.
-            match self.in_time(migrating).await? {
-                Err(fault) if fault.is_forbidden() => return Err(missing),
-                migrated => migrated?,
+        // No function is called of a schema that was not there when its owner was looked up.
+        let greeted = match is_there {
+            true => self.in_time(greet()).await?.map_err(|error| {
+                let is_missing = error.code().is_some_and(is_without_schema);
+                (self.refused(&error), is_missing)
+            }),
+            false => Err((schema::missing(&endpoint.address, schema), true)),
+        };
+        let rows = match greeted {
+            Ok(rows) => rows,
+            Err((missing, true)) if self.settings.migrates => {
+                let address = &endpoint.address;
+                let migrating = schema::migrate(client, address, self.settings, &names.begin);
+                // If it takes too long, the connection is in its transaction.
+                match self.in_time(migrating).await? {
+                    Err(fault) if fault.is_forbidden() => return Err(missing),
+                    migrated => migrated?,
+                }
+                let greeted = self.in_time(greet()).await?;
+                greeted.map_err(|error| self.refused(&error))?
             }
-            rows = self.in_time(greet()).await?;
-        }
-        let rows = rows.map_err(|error| self.refused(&error))?;
+            Err((fault, _)) => return Err(fault),
+        };
         let garbled = || Fault::given_up(&endpoint.address, "unexpected answer to the greeting");
         let (version, greeting) = rows.first().and_then(Greeting::read).ok_or_else(garbled)?;
         match version {

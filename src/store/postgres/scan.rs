@@ -57,6 +57,23 @@ struct Pass {
 }
 
 impl Pass {
+    /// It may be the first to call a function of the schema.
+    async fn check_owner(&self, link: &Link) -> Result<(), Fault> {
+        let (address, schema) = (&self.settings.endpoint.address, &self.settings.schema);
+        let which: [(&(dyn ToSql + Sync), Type); 2] = [
+            (schema, Type::TEXT),
+            (&self.settings.schema_owner, Type::TEXT),
+        ];
+        let asked = call::bounded(&link.client, &self.names, schema::FOREIGN, &which);
+        let asked = timeout(self.within, asked).await;
+        let rows = asked.map_err(|_| Fault::silent(address, self.within))?;
+        let rows = rows.map_err(|error| Fault::refused(address, &error))?;
+        match schema::refuse_foreign(address, schema, &rows)? {
+            true => Ok(()),
+            false => Err(schema::missing(address, schema)),
+        }
+    }
+
     async fn page(mut self) -> Result<Option<(Vec<Arc<str>>, Self)>, Fault> {
         let Some(after) = self.after.take() else {
             return Ok(None);
@@ -66,7 +83,9 @@ impl Pass {
             Some(link) => link,
             None => {
                 let (sender, _heard) = mpsc::unbounded_channel();
-                endpoint.connect(self.within, sender).await?
+                let link = endpoint.connect(self.within, sender).await?;
+                self.check_owner(&link).await?;
+                link
             }
         };
         let arguments: [(&(dyn ToSql + Sync), Type); 3] = [

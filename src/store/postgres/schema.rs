@@ -20,11 +20,12 @@ pub(super) const USUAL: &str = "lockstream";
 /// Only one migration runs at a time.
 const MIGRATION: i64 = 6_012_214_763_185_741;
 
-/// A role that owns the schema `$1` or a function in it and need not be trusted: its functions would run with our
-/// rights. Trusted are `$2`, if it is not null, the owner of the database, whoever may become that owner or us anyway,
-/// and, unless we are a superuser, a role whose rights we have.
+/// Null if there is no schema `$1`, or else a role that owns it or a function in it and need not be trusted: its functions
+/// would run with our rights. Trusted are `$2`, if it is not null, the owner of the database, whoever may become that
+/// owner or us anyway, and, unless we are a superuser, a role whose rights we have.
 pub(super) const FOREIGN: &str = "
-    SELECT o.rolname::text FROM pg_catalog.pg_roles o WHERE o.oid IN (
+    SELECT NULL::text WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace n WHERE n.nspname = $1)
+    UNION ALL (SELECT o.rolname::text FROM pg_catalog.pg_roles o WHERE o.oid IN (
         SELECT n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = $1
         UNION ALL
         SELECT p.proowner FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_proc p ON p.pronamespace = n.oid
@@ -34,16 +35,20 @@ pub(super) const FOREIGN: &str = "
     AND NOT pg_has_role(o.oid, current_user, 'MEMBER')
     AND NOT (pg_has_role(current_user, o.oid, 'USAGE')
         AND NOT (SELECT u.rolsuper FROM pg_catalog.pg_roles u WHERE u.rolname = current_user))
-    LIMIT 1";
+    LIMIT 1)";
 
-/// Refuses a schema in which [`FOREIGN`] found somebody.
-pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Result<(), Fault> {
+/// Refuses a schema in which [`FOREIGN`] found somebody. Returns whether there is one: what is not there now could be
+/// anybody's a moment later.
+pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Result<bool, Fault> {
     let Some(row) = found.first() else {
-        return Ok(());
+        return Ok(true);
     };
-    let owner: String = row
+    let owner: Option<String> = row
         .try_get(0)
         .map_err(|error| Fault::broken(address, &error))?;
+    let Some(owner) = owner else {
+        return Ok(false);
+    };
     Err(Fault::unusable(
         address,
         format_args!(
@@ -51,6 +56,14 @@ pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Resu
              role by `schema_owner` in the url or in PostgresStoreBuilder"
         ),
     ))
+}
+
+/// That the schema is not there.
+pub(super) fn missing(address: &str, schema: &str) -> Fault {
+    Fault::unusable(
+        address,
+        format_args!("it has no schema {schema:?}: run PostgresStore::migrate"),
+    )
 }
 
 /// The statements for a schema of this name.
