@@ -938,6 +938,7 @@ DECLARE
     piece CONSTANT integer := 1000;
     now CONSTANT bigint := lockstream.now_1();
     until bigint;
+    has_begun boolean := false;
     before CONSTANT bigint := now - unused;
     pass lockstream.sweep;
     last text;
@@ -979,13 +980,14 @@ BEGIN
             ) ELSE k.expires_at <= before END
             ORDER BY k.key FOR UPDATE SKIP LOCKED
         LOOP
-            -- It comes on in any case: what it does not get to is for the next pass.
-            pass.after := l.key;
-            IF lockstream.now_1() > until THEN
-                last := l.key;
+            -- The first is looked at however late it is, so each call comes on.
+            IF has_begun AND lockstream.now_1() > until THEN
+                last := pass.after;
                 looked_at := piece;
                 EXIT;
             END IF;
+            has_begun := true;
+            pass.after := l.key;
             CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key);
             PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
                 WHERE l.owner = '' AND h.key = l.key AND h.expires_at <= before;
