@@ -446,6 +446,10 @@ impl Caller {
         }
         // It is released then.
         let held = (Instant::now() < until).then_some(held);
+        if let Some(held) = &held {
+            // Its end may be that of its key from now on, though that is confirmed late or never.
+            held.is_kept(until.min(lease.deadline()));
+        }
         match (lease.finish().await, held) {
             (Ok(()), Some(held)) => {
                 held.is_kept(until);

@@ -294,7 +294,7 @@ impl Hold {
 }
 
 impl Hold {
-    /// The lease has ended, and its key is kept until then.
+    /// The lease ends, and its key is kept until then.
     pub(crate) fn is_kept(&self, until: Instant) {
         let (at, deadline) = (now(), self.log.translate(until));
         for &lease in &self.numbers {
