@@ -93,6 +93,12 @@ if found == 0 and count == 1 and (ops == 'A' or ops == 'E' or ops == 'L') and no
   end
 elseif found == 1 and ops == 'R' and try('GET', KEYS[1]) == ARGV[4] and try('DEL', KEYS[1]) == 1 then
   return ARGV[1] .. '  1'
+elseif ops == 'W' and fence and not ARGV[7] then
+  -- Of a lock that somebody else has: many may give up at once (G3).
+  local value = try('GET', KEYS[1])
+  if type(value) == 'string' and value ~= ARGV[4] and tonumber(try('ZREM', KEYS[2], ARGV[4] .. ' ' .. ARGV[5])) then
+    return ARGV[1] .. '  0'
+  end
 end
 
 -- F1: the fence is written before the first lock that takes its epoch from it is set, with room for
