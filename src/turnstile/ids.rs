@@ -5,12 +5,21 @@ use super::time::{Moment, Point};
 use super::wait_queue::WaiterId;
 use crate::store::contract::{Mode, Owner};
 
+/// The golden ratio less 1, as a part of 2^64.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// So many leases in a row are renewed together: their state is likely to be together in memory, too.
+const TOGETHER: u8 = 32;
+
 /// What the turnstiles of a registry share: numbers that are never used twice, random numbers, and the owners whose
 /// keys were left in the store.
 #[derive(Debug)]
 pub(crate) struct Ids {
     sequence: u64,
     random: u64,
+    /// The latest of [`place_in`](Self::place_in), as a part of 2^64, and how many more get it.
+    place: u64,
+    more: u8,
     /// Owners whose key was left in the store, and when it has expired there. The turnstile that left it
     /// may be gone by then.
     kept: BTreeMap<Owner, Point>,
@@ -23,6 +32,8 @@ impl Ids {
         Self {
             sequence: 0,
             random: seed,
+            place: seed.wrapping_mul(GOLDEN),
+            more: 0,
             kept: BTreeMap::new(),
             kept_by_end: BTreeSet::new(),
         }
@@ -70,9 +81,21 @@ impl Ids {
         Duration::from_millis(low) + self.within(Duration::from_millis(high - low))
     }
 
+    /// A duration of less than `most`. A few in a row get the same part of theirs, and these parts are spread evenly:
+    /// each is further than the last by the golden ratio, modulo 1.
+    pub(super) fn place_in(&mut self, most: Duration) -> Duration {
+        if self.more == 0 {
+            self.more = TOGETHER;
+            self.place = self.place.wrapping_add(GOLDEN);
+        }
+        self.more -= 1;
+        let nanos = (most.as_nanos() * u128::from(self.place)) >> 64;
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+
     /// A duration of `most` at most (splitmix64, Steele, Lea and Flood 2014).
     pub(super) fn within(&mut self, most: Duration) -> Duration {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random = self.random.wrapping_add(GOLDEN);
         let mut z = self.random;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -324,17 +324,11 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
         self.advance_time(cx);
         let taken = match &mut self.state {
-            KeyState::Held(tenure) => {
-                let taken = tenure.take(id, cx.at());
-                if taken.is_some() {
-                    tenure.renew_earlier(cx);
-                }
-                taken
-            }
+            KeyState::Held(tenure) => tenure.take(cx, id),
             KeyState::Idle | KeyState::Acquiring(_) => None,
         };
-        if taken == Some(true) {
-            self.renew(cx.at());
+        if let Some(wants_more) = taken {
+            self.begin(cx, wants_more);
         }
         self.schedule(cx);
         taken.is_some()
@@ -352,13 +346,20 @@ impl<C: Clone> Turnstile<C> {
         if let KeyState::Held(tenure) = &mut self.state
             && tenure.is_extendable_by(id)
         {
-            let wants_more = tenure.restart(cx.at(), renewals, at_end);
-            tenure.renew_earlier(cx);
-            if wants_more {
-                self.renew(cx.at());
-            }
+            let wants_more = tenure.restart(cx, renewals, at_end);
+            self.begin(cx, wants_more);
         }
         self.schedule(cx);
+    }
+
+    /// A lease begins, and is renewed now if it wants more time.
+    fn begin(&mut self, cx: &mut EventCx<'_>, wants_more: bool) {
+        if wants_more {
+            self.renew(cx);
+        }
+        if let KeyState::Held(tenure) = &mut self.state {
+            tenure.renew_earlier(cx);
+        }
     }
 
     /// The holder has seen its token, on a store that fences by it: the tenure is not passed on.

@@ -3,7 +3,7 @@
 use std::mem;
 use std::time::Duration;
 
-use super::ids::EventCx;
+use super::ids::{EventCx, Ids};
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::LeaseVerdict;
@@ -26,14 +26,16 @@ fn late_after(deadline: Point, due: Point) -> Point {
 /// So many renewals share a call. Those of fewer leases are not spread (G5).
 const FEW: usize = 64;
 
+/// The moments at which the leases of a registry are renewed are so far apart. Each wakes the timer and the connection,
+/// and its last call is not full.
+const APART: Duration = Duration::from_millis(25);
+
 /// A renewal that is later than this was missed, and so were others: the process, or its runtime, stood still.
 const MISSED: Duration = Duration::from_millis(10);
 
-/// G5: a moment a little earlier, at which others are renewed, too: about as many as share a call. Each by itself would
-/// cost a call.
-fn with_others(at: Point, ttl: Duration, leases: usize) -> Point {
-    let apart = (ttl / 3).as_nanos() * FEW as u128 / leases as u128;
-    let apart = apart.clamp(1, Duration::from_millis(100).as_nanos());
+/// G5: a moment a little earlier, at which others are renewed, too.
+fn with_others(at: Point, ttl: Duration) -> Point {
+    let apart = APART.min(ttl / 32).as_nanos();
     let past = at.moment().as_nanos() % apart;
     at - Duration::from_nanos(past as u64)
 }
@@ -90,7 +92,7 @@ pub(super) struct LocalLease<C> {
     renewals: u32,
     /// Whether the renewal in flight is one of those.
     counted: bool,
-    /// Whether the watchdog's next moment was chosen at random (G5).
+    /// Whether the watchdog's next moment was chosen after an event that many leases share (G5).
     is_planned: bool,
     /// The end that was intended when it was taken, or at the watchdog's last renewal.
     intended_end: Point,
@@ -165,10 +167,17 @@ impl<C> LocalLease<C> {
     }
 
     /// The watchdog renews a third of the ttl from now, if any renewals are left.
-    fn count_from(&mut self, now: Point) {
+    fn count_from(&mut self, cx: &EventCx<'_>) {
+        let now = cx.at();
         self.intended_end = deadline(now, self.ttl);
         self.is_planned = false;
-        self.renew_at = (self.renewals > 0).then(|| now + self.ttl / 3);
+        let next = now + self.ttl / 3;
+        self.renew_at = match self.renewals {
+            0 => None,
+            // G5: those that met now meet again.
+            u32::MAX if cx.leases >= FEW => Some(with_others(next, self.ttl)),
+            _ => Some(next),
+        };
     }
 }
 
@@ -305,10 +314,11 @@ impl<C: Clone> Tenure<C> {
     /// The waiter has seen its lease, and holds it from here on. `None`: the lease is not its. Returns `Some(true)` if
     /// the lease must be renewed at once (W3). A fixed lease needs this if it ends after the tenure. A renewed lease
     /// needs this if its ttl exceeds the ticket's ttl, or if it was passed with less than 95 % of its own ttl left.
-    pub(super) fn take(&mut self, id: WaiterId, now: Point) -> Option<bool> {
+    pub(super) fn take(&mut self, cx: &EventCx<'_>, id: WaiterId) -> Option<bool> {
+        let now = cx.at();
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
-        lease.count_from(now);
+        lease.count_from(cx);
         let wants_more = match lease.fixed_end {
             Some(end) => end > self.deadline,
             None => {
@@ -328,15 +338,16 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The lease begins anew, as if it were acquired now. Returns whether it must be renewed at once.
-    pub(super) fn restart(&mut self, now: Point, renewals: u32, at_end: AtEnd) -> bool {
+    pub(super) fn restart(&mut self, cx: &EventCx<'_>, renewals: u32, at_end: AtEnd) -> bool {
         let Some(lease) = &mut self.lease else {
             return false;
         };
+        let now = cx.at();
         lease.kept_until = at_end.kept_until(now);
         lease.renewals = renewals;
         lease.counted = false;
         lease.fixed_end = (renewals == 0).then(|| deadline(now, lease.ttl));
-        lease.count_from(now);
+        lease.count_from(cx);
         let wants_more = match lease.fixed_end {
             Some(end) => end > self.deadline,
             None => self.deadline.since(now) < most_of(lease.ttl),
@@ -413,15 +424,11 @@ impl<C: Clone> Tenure<C> {
     /// that were taken together are not renewed together then. A bounded number of renewals are not moved: they would
     /// end earlier.
     pub(super) fn renew_earlier(&mut self, cx: &mut EventCx<'_>) {
-        if let Some(lease) = self
-            .lease
-            .as_mut()
-            .filter(|lease| lease.renewals == u32::MAX)
-            && cx.leases >= FEW
-        {
-            let earlier = cx.ids.within(lease.ttl / 4);
+        let lease = self.lease.as_mut();
+        if let Some(lease) = lease.filter(|it| it.renewals == u32::MAX && cx.leases >= FEW) {
+            let earlier = cx.ids.place_in(lease.ttl / 4);
             let renew_at = lease.renew_at.map(|at| at - earlier);
-            lease.renew_at = renew_at.map(|at| with_others(at, lease.ttl, cx.leases));
+            lease.renew_at = renew_at.map(|at| with_others(at, lease.ttl));
         }
     }
 
@@ -441,9 +448,13 @@ impl<C: Clone> Tenure<C> {
         due.is_some_and(|at| now.since(at) >= MISSED)
     }
 
-    /// G5: if the registry has many leases, the watchdog comes at a random moment soon. Returns false if it has few, or
-    /// the number of renewals is bounded: the lease may be renewed now.
-    pub(super) fn plan_renewal(&mut self, cx: &mut EventCx<'_>) -> bool {
+    /// G5: if the registry has many leases, the watchdog comes soon, at a moment that `choose` finds in the given span.
+    /// Returns false if it has few, or the number of renewals is bounded: the lease may be renewed now.
+    pub(super) fn plan_renewal(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        choose: impl FnOnce(&mut Ids, Duration) -> Duration,
+    ) -> bool {
         let spread = self.spread(cx);
         let now = cx.at();
         let lease = self.lease.as_mut();
@@ -453,8 +464,10 @@ impl<C: Clone> Tenure<C> {
         let Some(renew_at) = lease.renew_at else {
             return false;
         };
-        let moment = now + cx.ids.within(spread);
-        let moment = with_others(moment, lease.ttl, cx.leases).max(now);
+        // About as long as it takes until all have been told of the event.
+        let first = Duration::from_micros(cx.leases as u64).min(spread / 4);
+        let moment = now + first + choose(cx.ids, spread - first);
+        let moment = with_others(moment, lease.ttl).max(now);
         // Connections that break often must not put it off each time.
         lease.renew_at = Some(match lease.is_planned && renew_at > now {
             true => renew_at.min(moment),
@@ -481,13 +494,21 @@ impl<C: Clone> Tenure<C> {
 
     /// The renewal to send, if there is a lease. If one is in flight, another follows it: that one may have asked for
     /// less, or for the lease before this one.
-    pub(super) fn renew(&mut self, now: Point) -> Option<Op> {
+    pub(super) fn renew(&mut self, cx: &EventCx<'_>) -> Option<Op> {
         self.renew_again = self.is_renewing();
         if self.is_renewing() {
             return None;
         }
+        let now = cx.at();
         let ttl = self.wanted(now)?;
         self.renewing = Some(now);
+        // Also after an extension, or on a new connection, the watchdog comes a third of the ttl later.
+        if let Some(lease) = &mut self.lease
+            && lease.renewals == u32::MAX
+            && lease.renew_at.is_some()
+        {
+            lease.count_from(cx);
+        }
         // It may be done even if nobody ever hears of it.
         self.longest_ttl = self.longest_ttl.max(ttl);
         Some(Op::Renew {
@@ -534,9 +555,6 @@ impl<C: Clone> Tenure<C> {
         let was_last = mem::take(&mut lease.counted) && lease.renewals == 0;
         if lease.fixed_end.is_some() {
             lease.renew_at = None;
-        } else if lease.renewals == u32::MAX {
-            // Also after an extension the watchdog comes a third of the ttl later.
-            lease.renew_at = lease.renew_at.map(|at| at.max(sent + lease.ttl / 3));
         }
         let before = lease.deadline(before);
         self.proved(before, was_last)
@@ -596,7 +614,8 @@ impl<C: Clone> Tenure<C> {
 
     /// Whether the watchdog is due, or an extension is not confirmed. The watchdog comes again after another
     /// third of the ttl.
-    pub(super) fn is_renewal_due(&mut self, now: Point) -> bool {
+    pub(super) fn is_renewal_due(&mut self, cx: &EventCx<'_>) -> bool {
+        let now = cx.at();
         let is_renewing = self.is_renewing();
         let Some(lease) = self.lease.as_mut().filter(|_| !is_renewing) else {
             return false;
@@ -611,7 +630,7 @@ impl<C: Clone> Tenure<C> {
             if lease.renewals < u32::MAX {
                 lease.renewals = lease.renewals.saturating_sub(1);
             }
-            lease.count_from(now);
+            lease.count_from(cx);
         }
         true
     }

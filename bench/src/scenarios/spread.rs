@@ -1,15 +1,13 @@
 //! `renewals-spread`: how evenly the renewals of a hundred thousand leases are spread over time, after all were taken at
 //! once, and after the connection was cut.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::StreamExt;
 use lockstream::store::RedisStore;
-use lockstream::stream::Events;
 use lockstream::{Lease, LockEvent, LockRegistry};
 use serde::{Deserialize, Serialize};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::Round;
 use super::held::{LEASES, PATIENCE, PERIOD, take_all};
@@ -29,10 +27,14 @@ pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
     go(&mut workers)?;
     let [mut worker] = workers;
     let taken: Fullest = worker.result("taken", COUNTED + PATIENCE)?;
-    let _: u64 = round
+    // A client that has subscribed is of this type.
+    let cut: u64 = round
         .server
         .redis()
-        .ask(&["CLIENT", "KILL", "TYPE", "normal"])?;
+        .ask(&["CLIENT", "KILL", "TYPE", "pubsub"])?;
+    if cut != 1 {
+        return Err(format!("{cut} connections were cut"));
+    }
     worker.tell("cut")?;
     let cut: Fullest = worker.result("cut", COUNTED + PATIENCE)?;
     Ok(vec![
@@ -49,47 +51,35 @@ pub(super) async fn work(job: &Job, mut boss: Boss) -> Outcome<()> {
         .map_err(told("build"))?;
     boss.ready().await?;
 
-    let deadlines = Arc::default();
-    let counting = tokio::spawn(count(registry.events(), Arc::clone(&deadlines)));
     let leases = take_all(&registry).await?;
-    say("taken", &fullest(&deadlines).await?);
+    say("taken", &fullest(&registry).await?);
     boss.hear("cut").await?;
-    say("cut", &fullest(&deadlines).await?);
+    say("cut", &fullest(&registry).await?);
     let lost = leases.iter().filter(|lease: &&Lease| !lease.is_valid());
     let lost = lost.count();
     registry.shutdown().await;
-    counting.await.map_err(told("count"))??;
     match lost {
         0 => Ok(()),
         lost => Err(format!("{lost} of {LEASES} leases were lost")),
     }
 }
 
-/// Notes the deadline of each renewal: a lease ends for so long after that was sent.
-async fn count(mut events: Events, deadlines: Arc<Mutex<Vec<Instant>>>) -> Outcome<()> {
-    while let Some(event) = events.next().await {
+/// Counts from now on. The deadline of a renewed lease tells when that was sent.
+async fn fullest(registry: &LockRegistry) -> Outcome<Fullest> {
+    let mut events = registry.events();
+    let mut deadlines = Vec::new();
+    let end = Instant::now() + COUNTED;
+    while let Ok(Some(event)) = timeout_at(end, events.next()).await {
         match event {
-            LockEvent::Renewed { deadline, .. } => {
-                let mut deadlines = deadlines.lock().unwrap_or_else(PoisonError::into_inner);
-                deadlines.push(deadline);
-            }
+            LockEvent::Renewed { deadline, .. } => deadlines.push(deadline),
             LockEvent::Missed { count, .. } => return Err(format!("{count} events missed")),
             _ => {}
         }
     }
-    Ok(())
-}
-
-/// Counts from now on.
-async fn fullest(deadlines: &Mutex<Vec<Instant>>) -> Outcome<Fullest> {
-    let lock = || deadlines.lock().unwrap_or_else(PoisonError::into_inner);
-    lock().clear();
-    tokio::time::sleep(COUNTED).await;
-    let mut sent = std::mem::take(&mut *lock());
-    sent.sort_unstable();
-    let first = *sent.first().ok_or("nothing was renewed")?;
+    deadlines.sort_unstable();
+    let first = *deadlines.first().ok_or("nothing was renewed")?;
     let mut tenths = vec![0_usize; COUNTED.as_millis() as usize / 100 + 1];
-    for at in &sent {
+    for at in &deadlines {
         let tenth = (*at - first).as_millis() as usize / 100;
         let tenth = tenth.min(tenths.len() - 1);
         tenths[tenth] += 1;

@@ -3,7 +3,7 @@
 use super::pending::PendingOp;
 use super::{Effect, KeyState, Turnstile};
 use crate::store::contract::Op;
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::Adopter;
@@ -19,19 +19,19 @@ impl<C: Clone> Turnstile<C> {
         };
         let late = tenure.renewal_late(now);
         if !self.down && tenure.has_missed_renewal(now) {
-            tenure.plan_renewal(cx);
+            tenure.plan_renewal(cx, Ids::within);
         }
-        let renews = !self.down && tenure.is_renewal_due(now);
+        let renews = !self.down && tenure.is_renewal_due(cx);
         self.wake_holder(late);
         if renews {
-            self.renew(now);
+            self.renew(cx);
         }
     }
 
     /// Asks the store to prolong the tenure, if there is a lease in it.
-    pub(super) fn renew(&mut self, now: Point) {
+    pub(super) fn renew(&mut self, cx: &EventCx<'_>) {
         if let KeyState::Held(tenure) = &mut self.state
-            && let Some(op) = tenure.renew(now)
+            && let Some(op) = tenure.renew(cx)
         {
             self.effect(Effect::Send(op));
         }

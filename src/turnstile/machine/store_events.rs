@@ -7,7 +7,7 @@ use super::{EarlyGrant, InFlight, KeyState, Turnstile};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
 use crate::token::is_epoch;
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::time::drift;
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::WaiterId;
@@ -117,7 +117,7 @@ impl<C: Clone> Turnstile<C> {
                 let renews = tenure.is_renewed_again();
                 self.wake_holder(verdict);
                 if renews {
-                    self.renew(now);
+                    self.renew(cx);
                 }
                 return;
             }
@@ -187,9 +187,9 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
         self.advance_time(cx);
         if let KeyState::Held(tenure) = &mut self.state
-            && !tenure.plan_renewal(cx)
+            && !tenure.plan_renewal(cx, Ids::place_in)
         {
-            self.renew(cx.at());
+            self.renew(cx);
         }
         self.schedule(cx);
     }

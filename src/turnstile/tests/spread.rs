@@ -8,7 +8,7 @@ use crate::store::contract::{Answer, Mode, Op, OpError, Outcome};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
     AtEnd, Effect, EventCx, FOREVER, Ids, LeaseVerdict, Moment, Patience, Verdict, Waiter,
-    WaiterVerdict,
+    WaiterId, WaiterVerdict,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -24,6 +24,7 @@ const SHARE: usize = LEASES / 100;
 /// A registry whose store answers at once.
 struct Registry {
     turnstiles: Vec<Turnstile<usize>>,
+    holders: Vec<WaiterId>,
     ids: Ids,
     now: Moment,
     timeouts: BTreeSet<(Moment, usize)>,
@@ -38,6 +39,7 @@ impl Registry {
         let turnstile = || Turnstile::new(rules(), Mode::Exclusive, true);
         let mut registry = Self {
             turnstiles: std::iter::repeat_with(turnstile).take(LEASES).collect(),
+            holders: Vec::new(),
             ids: Ids::new(1),
             now: ms(1000),
             timeouts: BTreeSet::new(),
@@ -57,6 +59,7 @@ impl Registry {
             };
             let id = registry.feed(who, |turnstile, cx| turnstile.arrive(cx, waiter, 0));
             assert!(registry.feed(who, |turnstile, cx| turnstile.take(cx, id)));
+            registry.holders.push(id);
         }
         registry
     }
@@ -148,6 +151,15 @@ fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
 
     registry.now += PERIOD;
     registry.assert_spread("a process that was stopped");
+
+    // As in a group: each is renewed at once, for it has little time left.
+    for who in 0..LEASES {
+        let id = registry.holders[who];
+        registry.feed(who, |turnstile, cx| {
+            turnstile.restart(cx, id, u32::MAX, AtEnd::Release);
+        });
+    }
+    registry.assert_spread("begun anew together");
 }
 
 /// The same for those that a server refuses to renew: all were sent again after 50 to 55 ms.
