@@ -375,6 +375,7 @@ suite! {
         a_loss_is_told_after_another_runtime_is_gone,
         a_lease_is_renewed_by_the_runtime_that_is_left,
         a_lease_is_renewed_where_it_is_looked_at,
+        a_runtime_without_timers_is_passed_over,
         work_that_moves_to_another_runtime_keeps_its_lease,
         a_drop_on_a_thread_without_a_runtime_releases,
         what_is_in_a_local_of_a_thread_is_released_at_its_end,

@@ -229,6 +229,30 @@ pub(crate) fn a_lease_is_renewed_where_it_is_looked_at<W: World>(w: &W) {
     });
 }
 
+/// D7: the registry's tasks are not left to a runtime without timers, though a guard was looked at there last. They
+/// panicked there, which closed the registry.
+pub(crate) fn a_runtime_without_timers_is_passed_over<W: World>(w: &W) {
+    let registry = w.lazy_builder().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let without_timers = Builder::new_current_thread().build().unwrap();
+    let lease = first.block_on(renewed(&registry).lease()).unwrap();
+    let other = second.block_on(registry.obtain("other").lease()).unwrap();
+    let mut lost = lease.lost();
+    without_timers.block_on(async { assert!(poll_once(&mut lost).await.is_none()) });
+    drop(first);
+    without_timers.block_on(async {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+    });
+    second.block_on(async {
+        sleep(3 * TTL).await;
+        assert!(lease.is_valid() && other.is_valid());
+        lease.release().await.unwrap();
+        other.release().await.unwrap();
+    });
+}
+
 /// D7: work under a lock begins on one runtime and goes on on another, before or after the first one has ended. It was
 /// dropped as if its lease were lost, or lost it and was not told.
 pub(crate) fn work_that_moves_to_another_runtime_keeps_its_lease<W: World>(w: &W) {
