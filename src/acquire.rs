@@ -12,7 +12,6 @@ use crate::group::GroupAcquiring;
 use crate::lease::Lease;
 use crate::options::LockOptions;
 use crate::reentrancy;
-use crate::settings::OnFinish;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
 use crate::{LockError, Mode};
@@ -65,10 +64,9 @@ impl Acquiring {
         acquiring
     }
 
-    /// Makes the lock's `on_finish` apply only to work that succeeds. Returns it.
-    pub(crate) fn make_conditional(&mut self) -> OnFinish {
+    /// Makes the lock's `on_finish` apply only to work that succeeds.
+    pub(crate) fn make_conditional(&mut self) {
         self.options.is_conditional = true;
-        self.options.on_finish
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -331,9 +331,22 @@ impl Lease {
         self.on_finish
     }
 
-    /// Sets what happens to the key when the lease ends.
-    pub(crate) fn set_on_finish(&mut self, on_finish: OnFinish) {
-        self.on_finish = on_finish;
+    /// The lock's `on_finish` is only for work that succeeds, so until then the key is to be released. Returns false if
+    /// it shares the lease of a lock around it, whose `on_finish` holds.
+    pub(crate) fn make_conditional(&mut self) -> bool {
+        let is_own = !self.is_shared();
+        if is_own {
+            self.on_finish = OnFinish::Release;
+        }
+        is_own
+    }
+
+    /// The work has succeeded for which alone the lock's `on_finish` is. It holds for those, too, who share the lease
+    /// and may end it later.
+    pub(crate) fn succeed(&self) {
+        for member in self.view.members() {
+            member.caller.succeed();
+        }
     }
 
     /// Whether the lock stays held when this guard goes, because others share its lease.

@@ -286,7 +286,8 @@ impl Engine {
     /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
         self.end(caller, |lines, cx, id| {
-            let keeps = on_finish != OnFinish::Release && lines.is_kept(cx, id);
+            let wants = on_finish != OnFinish::Release || caller.is_success();
+            let keeps = wants && lines.is_kept(cx, id);
             if keeps {
                 EndMode::Keep
             } else {

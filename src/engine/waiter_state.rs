@@ -29,6 +29,8 @@ pub(crate) struct WaiterState {
     shares: AtomicU32,
     /// Whether its holder has seen the token.
     is_token_seen: AtomicBool,
+    /// Whether the work has succeeded for which alone the lock's `on_finish` is: it is for whoever ends the lease then.
+    is_success: AtomicBool,
     /// What is cancelled when the lease is lost.
     #[cfg(feature = "tokio-util")]
     pub(crate) cancellation: std::sync::OnceLock<crate::cancellation::Cancellation>,
@@ -78,6 +80,7 @@ impl WaiterState {
             mode,
             id: AtomicU64::new(0),
             is_token_seen: AtomicBool::new(false),
+            is_success: AtomicBool::new(false),
             shares: AtomicU32::new(1),
             #[cfg(feature = "tokio-util")]
             cancellation: std::sync::OnceLock::new(),
@@ -326,6 +329,15 @@ impl WaiterState {
     /// Its holder sees the token. Returns whether that is the first time.
     pub(crate) fn see_token(&self) -> bool {
         !self.is_token_seen.swap(true, Ordering::Relaxed)
+    }
+
+    /// The work under its lease has succeeded.
+    pub(crate) fn succeed(&self) {
+        self.is_success.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_success(&self) -> bool {
+        self.is_success.load(Ordering::Relaxed)
     }
 
     /// Its group is complete. Returns false if its lease is over already.

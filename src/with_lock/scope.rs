@@ -11,7 +11,7 @@ use crate::acquire::Acquiring;
 use crate::lease::{Lease, LeaseRelease, LeaseView, Lost};
 use crate::options::LockOptions;
 use crate::reentrancy::{self, FrameGuard};
-use crate::settings::{OnFinish, OnLost};
+use crate::settings::OnLost;
 use crate::{LockError, Mode, user_code};
 
 /// A lock around some work, from the wait for it to its release. In whatever state it is dropped,
@@ -19,8 +19,8 @@ use crate::{LockError, Mode, user_code};
 #[derive(Debug)]
 pub(crate) struct Scope {
     on_lost: OnLost,
-    /// What the lock's `on_finish` says, if that is only for work that succeeds: until then the key is to be released.
-    on_success: Option<OnFinish>,
+    /// Whether the lock's `on_finish` is only for work that succeeds: until then the key is to be released.
+    is_conditional: bool,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
     state: State,
@@ -63,7 +63,7 @@ impl Scope {
     pub(crate) fn new(options: LockOptions) -> Self {
         Self {
             on_lost: options.on_lost,
-            on_success: None,
+            is_conditional: false,
             place: options.place(),
             state: State::Acquiring(Acquiring::new(options)),
         }
@@ -71,23 +71,20 @@ impl Scope {
 
     /// The lock's `on_finish` is only for work that succeeds.
     pub(crate) fn make_conditional(&mut self) {
+        self.is_conditional = true;
         match &mut self.state {
-            State::Acquiring(acquiring) => {
-                self.on_success = Some(acquiring.make_conditional());
-            }
-            State::Holding { lease, .. } => {
-                self.on_success = Some(lease.on_finish());
-                lease.set_on_finish(OnFinish::Release);
-            }
+            State::Acquiring(acquiring) => acquiring.make_conditional(),
+            State::Holding { lease, .. } => self.is_conditional = lease.make_conditional(),
             State::Releasing { .. } | State::Done => {}
         }
     }
 
     /// The work has succeeded.
     pub(crate) fn succeeded(&mut self) {
-        if let (State::Holding { lease, .. }, Some(on_finish)) = (&mut self.state, self.on_success)
+        if let State::Holding { lease, .. } = &self.state
+            && self.is_conditional
         {
-            lease.set_on_finish(on_finish);
+            lease.succeed();
         }
     }
 
@@ -112,8 +109,8 @@ impl Scope {
             unreachable!("the caller has checked that it is acquiring");
         };
         let mut lease = ready!(acquiring.poll(cx))?;
-        if self.on_success.is_some() {
-            lease.set_on_finish(OnFinish::Release);
+        if self.is_conditional {
+            self.is_conditional = lease.make_conditional();
         }
         let view = lease.view();
         let lost = Some(lease.lost());

@@ -205,6 +205,33 @@ pub(crate) async fn only_work_that_succeeds_keeps_its_key<W: World>(w: &W) {
     free(&other).await;
 }
 
+/// A nested lock has the `on_finish` of the lock around it, whichever of the two ends last, and whatever it asks itself.
+pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let other = there.obtain("k");
+    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
+    for succeeds in [false, true] {
+        let work = async {
+            let nested = here.obtain("k").reentrant();
+            let inner = async { Ok::<_, ()>(()) }.with_lock(&nested);
+            assert_eq!(inner.keep_if(Result::is_ok).await.unwrap(), Ok(()));
+            let guard = nested.lease().await.unwrap();
+            if succeeds { Ok(guard) } else { Err(guard) }
+        };
+        let begin = Instant::now();
+        let done = work.with_lock(&lock).keep_if(Result::is_ok).await.unwrap();
+        assert!(is_held(&other).await, "the nested guard is there");
+        drop(done);
+        if succeeds {
+            assert!(is_held(&other).await);
+            assert!(other.acquire().await.unwrap());
+            assert_took(begin, ms(498), W::LATE + ms(52));
+            assert!(other.release().await.unwrap());
+        }
+        free(&other).await;
+    }
+}
+
 /// Each of its keys is kept from the moment on at which all are had.
 pub(crate) async fn each_key_of_a_group_is_kept<W: World>(w: &W) {
     let [here, there] = w.registries().await;

@@ -203,6 +203,7 @@ suite! {
         how_long_a_key_is_kept_is_not_how_long_a_lease_lasts,
         who_waits_gets_a_kept_key_when_its_time_is_over,
         only_work_that_succeeds_keeps_its_key,
+        nested_locks_keep_the_key_only_for_work_that_succeeds,
         each_key_of_a_group_is_kept,
         who_waits_here_gets_a_kept_key_no_sooner,
         the_end_of_a_kept_lease_waits_for_nothing,
