@@ -360,6 +360,15 @@ fn a_half_close_ends_one_way_and_leaves_the_other() {
     talk(&mut fresh, "PING", "+PONG\r\n");
 }
 
+/// A client of a test that has ended would find the server of the next one at the address of its own.
+#[test]
+fn a_server_has_another_port_than_the_one_before() {
+    let ended = RedisServer::start();
+    let port = ended.port();
+    drop(ended);
+    assert_ne!(RedisServer::start().port(), port);
+}
+
 /// As a sentinel, a node and a redirect tell it, and nowhere else; also where the network has cut it in two.
 #[test]
 fn clients_are_told_the_ports_of_proxies() {

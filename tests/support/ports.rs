@@ -14,21 +14,28 @@ const SLICE: u16 = 100;
 static SLICES: Mutex<Slices> = Mutex::new(Slices {
     ours: Vec::new(),
     taken: BTreeSet::new(),
+    last: 0,
 });
 
 struct Slices {
     /// The first port of each slice of ours, on which we listen for as long as this process lives.
     ours: Vec<TcpListener>,
     taken: BTreeSet<u16>,
+    /// The one that was given last.
+    last: u16,
 }
 
 impl Slices {
-    /// A port of a slice of ours that is not in use.
+    /// A port of a slice of ours that is not in use: one that has not been in use for long, if there is any. A client of
+    /// a test that has just ended may still try to connect to its server.
     fn free(&mut self) -> Option<u16> {
         let firsts = self.ours.iter().filter_map(|claim| claim.local_addr().ok());
-        let mut ports = firsts.flat_map(|first| first.port() + 1..first.port() + SLICE);
+        let ports = firsts.flat_map(|first| first.port() + 1..first.port() + SLICE);
+        let mut ports: Vec<_> = ports.collect();
+        ports.sort_by_key(|port| (*port <= self.last, *port));
         let is_free = |port: &u16| !self.taken.contains(port) && listen(*port).is_ok();
-        ports.find(is_free)
+        self.last = ports.into_iter().find(is_free)?;
+        Some(self.last)
     }
 
     /// One more slice; whose first port somebody listens on is another process's.
