@@ -208,8 +208,9 @@ impl Watched {
     /// Until no sentinel replaces the primary any more, whether another has become one or not.
     ///
     /// [`settle`](Self::settle) makes any second primary a replica. In the middle of a fail-over that is the one to come.
+    /// A sentinel that stands still in the middle of one is in TILT mode for 30 s, and goes on with it then.
     pub fn wait_until_fail_over_ends(&self) {
-        wait_until_blocking("the fail-over ends", FAIL_OVER, || {
+        wait_until_blocking("the fail-over ends", 4 * FAIL_OVER, || {
             let mut all = self.sentinels.iter();
             !all.any(|it| it.flags().contains("failover_in_progress"))
         });

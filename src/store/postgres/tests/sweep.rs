@@ -13,6 +13,9 @@ use crate::store::postgres::session::{PostgresSession, Shared};
 
 const BOUND: Duration = Duration::from_secs(10);
 
+/// For a sweep, with those before it that were interrupted.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 struct Nobody;
 
 impl StoreEvents for Nobody {
@@ -57,11 +60,16 @@ async fn a_sweep_deletes_what_nobody_uses() {
          INSERT INTO lockstream.guard SELECT key, '' FROM lockstream.lock; \
          INSERT INTO lockstream.lock SELECT 'lock:used:' || i, NULL, i, lockstream.now_1() FROM generate_series(1, {rows}) i"
     ));
+    let log = Log::default();
+    let _hearing = log.hear(Level::DEBUG);
     let begin = Instant::now();
-    session.sweep().await;
+    let count = || server.one::<i64>("SELECT count(*) FROM lockstream.lock");
+    // One that a slow machine interrupts is made good by the next.
+    while count() > rows && begin.elapsed() < PATIENCE {
+        session.sweep().await;
+    }
     let took = begin.elapsed();
-    let left = server.one::<i64>("SELECT count(*) FROM lockstream.lock");
-    assert_eq!(left, rows, "those in use");
+    assert_eq!(count(), rows, "those in use: {:?}", log.take());
     assert_eq!(
         server.one::<i64>("SELECT count(*) FROM lockstream.guard"),
         0
