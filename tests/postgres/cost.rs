@@ -223,19 +223,16 @@ async fn who_waits_for_a_fenced_transaction_backs_off_and_writes_nothing() {
         lock.inspect().await.unwrap().waiting == 3
     })
     .await;
-    eventually("its end is written, and nothing more", async || {
-        let before = writes(&server);
-        tokio::time::sleep(ms(300)).await;
-        writes(&server) == before
-    })
-    .await;
-    let (asked, wrote) = (calls(&server, ["ops_1"]).await[0], writes(&server));
-    tokio::time::sleep(ms(3000)).await;
-    let (asked, wrote) = (
-        calls(&server, ["ops_1"]).await[0] - asked,
-        writes(&server) - wrote,
-    );
-    assert_eq!(wrote, 0, "of {asked} calls");
+    // The end of the lease is written, and a waiter whose connection was too slow enters again. Not each call writes.
+    let mut seen = Vec::new();
+    while !matches!(seen.last(), Some((_, 0))) {
+        assert!(seen.len() < 20, "calls and writes in 3 s: {seen:?}");
+        let before = (calls(&server, ["ops_1"]).await[0], writes(&server));
+        tokio::time::sleep(ms(3000)).await;
+        let asked = calls(&server, ["ops_1"]).await[0] - before.0;
+        seen.push((asked, writes(&server) - before.1));
+    }
+    let (asked, _) = seen[seen.len() - 1];
     // Three waiters, and the release. After every 50 ms, by each, it would be two hundred.
     assert!((4..100).contains(&asked), "{asked}");
     transaction.run("COMMIT");
