@@ -240,10 +240,12 @@ fn connect(url: &str, pid: &str) -> Outcome<Connection> {
         .set_read_timeout(patience)
         .map_err(told("set a time-out"))?;
     let info: String = redis::cmd("INFO")
-        .arg("server")
         .query(&mut connection)
         .map_err(told("INFO"))?;
     match field(&info, "process_id") {
+        Some(found) if found == pid && field(&info, "loading") == Some("1") => {
+            Err("it loads its data".to_owned())
+        }
         Some(found) if found == pid => Ok(connection),
         _ => Err(format!("another server than ours is on {url}")),
     }
