@@ -333,10 +333,10 @@ impl Lease {
 
     /// The lock's `on_finish` is only for work that succeeds, so until then the key is to be released. Returns false if
     /// it shares the lease of a lock around it, whose `on_finish` holds.
-    pub(crate) fn make_conditional(&mut self) -> bool {
+    pub(crate) fn make_conditional(&self) -> bool {
         let is_own = !self.is_shared();
         if is_own {
-            self.on_finish = OnFinish::Release;
+            self.await_success(true);
         }
         is_own
     }
@@ -344,8 +344,12 @@ impl Lease {
     /// The work has succeeded for which alone the lock's `on_finish` is. It holds for those, too, who share the lease
     /// and may end it later.
     pub(crate) fn succeed(&self) {
+        self.await_success(false);
+    }
+
+    fn await_success(&self, awaits: bool) {
         for member in self.view.members() {
-            member.caller.succeed();
+            member.caller.await_success(awaits);
         }
     }
 

@@ -286,7 +286,7 @@ impl Engine {
     /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
         self.end(caller, |lines, cx, id| {
-            let wants = on_finish != OnFinish::Release || caller.is_success();
+            let wants = on_finish != OnFinish::Release && !caller.awaits_success();
             let keeps = wants && lines.is_kept(cx, id);
             if keeps {
                 EndMode::Keep

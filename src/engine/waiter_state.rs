@@ -29,8 +29,8 @@ pub(crate) struct WaiterState {
     shares: AtomicU32,
     /// Whether its holder has seen the token.
     is_token_seen: AtomicBool,
-    /// Whether the work has succeeded for which alone the lock's `on_finish` is: it is for whoever ends the lease then.
-    is_success: AtomicBool,
+    /// Whether the lock's `on_finish` is only for work that succeeds, and it has not yet.
+    awaits_success: AtomicBool,
     /// What is cancelled when the lease is lost.
     #[cfg(feature = "tokio-util")]
     pub(crate) cancellation: std::sync::OnceLock<crate::cancellation::Cancellation>,
@@ -80,7 +80,7 @@ impl WaiterState {
             mode,
             id: AtomicU64::new(0),
             is_token_seen: AtomicBool::new(false),
-            is_success: AtomicBool::new(false),
+            awaits_success: AtomicBool::new(false),
             shares: AtomicU32::new(1),
             #[cfg(feature = "tokio-util")]
             cancellation: std::sync::OnceLock::new(),
@@ -331,13 +331,13 @@ impl WaiterState {
         !self.is_token_seen.swap(true, Ordering::Relaxed)
     }
 
-    /// The work under its lease has succeeded.
-    pub(crate) fn succeed(&self) {
-        self.is_success.store(true, Ordering::Relaxed);
+    /// Whether the key is to be released, whatever the lock's `on_finish` says, since the work has not succeeded yet.
+    pub(crate) fn await_success(&self, awaits: bool) {
+        self.awaits_success.store(awaits, Ordering::Relaxed);
     }
 
-    pub(super) fn is_success(&self) -> bool {
-        self.is_success.load(Ordering::Relaxed)
+    pub(super) fn awaits_success(&self) -> bool {
+        self.awaits_success.load(Ordering::Relaxed)
     }
 
     /// Its group is complete. Returns false if its lease is over already.

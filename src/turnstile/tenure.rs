@@ -612,8 +612,8 @@ impl<C: Clone> Tenure<C> {
         Some((lease.who.clone(), verdict))
     }
 
-    /// Whether the watchdog is due, or an extension is not confirmed. The watchdog comes again after another
-    /// third of the ttl.
+    /// Whether the watchdog is due, or an extension is not confirmed. A bounded watchdog comes again after
+    /// another third of the ttl; [`renew`](Self::renew) puts off any other.
     pub(super) fn is_renewal_due(&mut self, cx: &EventCx<'_>) -> bool {
         let now = cx.at();
         let is_renewing = self.is_renewing();
@@ -629,8 +629,8 @@ impl<C: Clone> Tenure<C> {
             lease.counted = lease.renewals > 0;
             if lease.renewals < u32::MAX {
                 lease.renewals = lease.renewals.saturating_sub(1);
+                lease.count_from(cx);
             }
-            lease.count_from(cx);
         }
         true
     }

@@ -108,7 +108,7 @@ impl Scope {
         let State::Acquiring(acquiring) = &mut self.state else {
             unreachable!("the caller has checked that it is acquiring");
         };
-        let mut lease = ready!(acquiring.poll(cx))?;
+        let lease = ready!(acquiring.poll(cx))?;
         if self.is_conditional {
             self.is_conditional = lease.make_conditional();
         }

@@ -210,7 +210,7 @@ pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds<W: Wor
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
     let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
-    for succeeds in [false, true] {
+    for (succeeds, releases) in [(false, false), (true, false), (true, true)] {
         let work = async {
             let nested = here.obtain("k").reentrant();
             let inner = async { Ok::<_, ()>(()) }.with_lock(&nested);
@@ -221,8 +221,12 @@ pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds<W: Wor
         let begin = Instant::now();
         let done = work.with_lock(&lock).keep_if(Result::is_ok).await.unwrap();
         assert!(is_held(&other).await, "the nested guard is there");
-        drop(done);
-        if succeeds {
+        match releases {
+            false => drop(done),
+            // Whatever `on_finish` says.
+            true => done.unwrap().release().await.unwrap(),
+        }
+        if succeeds && !releases {
             assert!(is_held(&other).await);
             assert!(other.acquire().await.unwrap());
             assert_took(begin, ms(498), W::LATE + ms(52));
