@@ -14,7 +14,7 @@ use crate::options::LockOptions;
 use crate::reentrancy;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
-use crate::{LockError, Mode};
+use crate::{LockError, Mode, Token};
 
 /// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
@@ -98,8 +98,11 @@ impl Acquiring {
                 }
                 let behind = std::mem::take(&mut self.behind);
                 let caller = WaiterState::new(self.options.key().clone(), mode, &behind);
-                self.stage = Stage::Queued(Arc::new(caller));
-                self.arrive();
+                let caller = Arc::new(caller);
+                self.stage = Stage::Queued(caller.clone());
+                if let Some(token) = self.arrive(&caller) {
+                    return Poll::Ready(Ok(self.lease(caller, token)));
+                }
             }
         }
         if let Stage::Group(group) = &mut self.stage {
@@ -115,9 +118,7 @@ impl Acquiring {
                 Phase::Granted { .. } => {
                     if let Some(token) = engine.take(caller) {
                         let caller = caller.clone();
-                        let engine = self.options.take_registry();
-                        let lease = Lease::new(engine, caller, token, self.options.on_finish);
-                        return Poll::Ready(Ok(lease));
+                        return Poll::Ready(Ok(self.lease(caller, token)));
                     }
                 }
                 // It was granted the lease, and was not polled for too long.
@@ -128,8 +129,11 @@ impl Acquiring {
                     } else if self.waits() && waited >= self.options.wait() {
                         Refusal::Busy
                     } else {
-                        self.arrive();
-                        continue;
+                        let caller = caller.clone();
+                        match self.arrive(&caller) {
+                            Some(token) => return Poll::Ready(Ok(self.lease(caller, token))),
+                            None => continue,
+                        }
                     };
                     engine.leave(caller);
                     return Poll::Ready(Err(self.refused(refusal, caller)));
@@ -186,21 +190,25 @@ impl Acquiring {
         Ok(None)
     }
 
-    fn arrive(&self) {
-        if let Stage::Queued(caller) = &self.stage {
-            let engine = self.options.registry();
-            let (patience, wait) = if self.waits() {
-                (Patience::Queue, self.options.wait())
-            } else {
-                // The store has this long to answer.
-                (Patience::Once, engine.settings.response_timeout)
-            };
-            let arrival = self.options.arrival(patience, wait);
-            match &self.adopts {
-                None => engine.arrive(caller, arrival),
-                Some(detached) => engine.adopt(caller, detached.owner().into(), arrival),
-            }
+    /// Returns the token if the caller has the lease already.
+    fn arrive(&self, caller: &Arc<WaiterState>) -> Option<Token> {
+        let engine = self.options.registry();
+        let (patience, wait) = if self.waits() {
+            (Patience::Queue, self.options.wait())
+        } else {
+            // The store has this long to answer.
+            (Patience::Once, engine.settings.response_timeout)
+        };
+        let arrival = self.options.arrival(patience, wait);
+        match &self.adopts {
+            None => engine.arrive(caller, arrival),
+            Some(detached) => engine.adopt(caller, detached.owner().into(), arrival),
         }
+    }
+
+    fn lease(&mut self, caller: Arc<WaiterState>, token: Token) -> Lease {
+        let engine = self.options.take_registry();
+        Lease::new(engine, caller, token, self.options.on_finish)
     }
 
     fn refused(&self, refusal: Refusal, caller: &WaiterState) -> LockError {

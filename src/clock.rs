@@ -19,6 +19,8 @@ const LEAST_JUMP: Duration = Duration::from_millis(1);
 
 pub(crate) struct Clock {
     epoch: Instant,
+    /// What [`boot_time`] was at the epoch.
+    booted: Option<Duration>,
     /// Tells for how long the machine has been suspended since it booted.
     suspended: Box<dyn Fn() -> Duration + Send + Sync>,
     /// What that was when the clock was made.
@@ -30,6 +32,7 @@ pub(crate) struct Clock {
 impl Clock {
     pub(crate) fn new(suspended: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self {
+            booted: None,
             epoch: Instant::now(),
             before: suspended(),
             suspended: Box::new(suspended),
@@ -38,24 +41,41 @@ impl Clock {
     }
 
     pub(crate) fn system() -> Self {
-        Self::new(suspended())
+        // Read before the epoch, or a suspension could seem shorter than it is.
+        let booted = boot_time();
+        Self {
+            booted,
+            ..Self::new(suspended())
+        }
     }
 
     pub(crate) fn now(&self) -> Moment {
-        let slept = self.slept();
-        thread_end::now().saturating_duration_since(self.epoch) + slept
+        let awake = self.awake();
+        awake + self.slept(awake)
+    }
+
+    /// The time since the epoch on tokio's clock.
+    fn awake(&self) -> Duration {
+        thread_end::now().saturating_duration_since(self.epoch)
     }
 
     /// When `moment` comes, if the machine is not suspended again; never for [`FOREVER`].
     pub(crate) fn instant(&self, moment: Moment) -> Instant {
-        let awake = moment.saturating_sub(self.slept());
+        let awake = moment.saturating_sub(self.slept(self.awake()));
         // tokio's own "far future"; instants cannot be added to without end.
         let far = Duration::from_secs(86_400 * 365 * 30);
         self.epoch + awake.min(far)
     }
 
-    fn slept(&self) -> Duration {
+    /// `awake` was read just now.
+    fn slept(&self, awake: Duration) -> Duration {
         let known = Duration::from_nanos(self.slept.load(Ordering::Relaxed));
+        // One clock less to read at each event. While tokio's is paused this tells nothing, and the other way does.
+        if let (Some(booted), Some(boot_time)) = (self.booted, boot_time())
+            && boot_time.saturating_sub(booted) < awake + known + LEAST_JUMP
+        {
+            return known;
+        }
         let told = (self.suspended)().saturating_sub(self.before);
         if told < known + LEAST_JUMP {
             return known;
@@ -69,6 +89,14 @@ impl Clock {
     pub(crate) fn after(now: Moment, wait: Duration) -> Moment {
         now.checked_add(wait).unwrap_or(FOREVER)
     }
+}
+
+/// The time since this machine booted, on a clock that differs from tokio's by the suspensions alone.
+fn boot_time() -> Option<Duration> {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    return Some(read(ClockId::Boottime));
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    None
 }
 
 /// Tells for how long this machine has been suspended since it booted: Linux has a clock for each.
@@ -157,6 +185,25 @@ mod tests {
         told.fetch_add(60_000_000, Ordering::Relaxed);
         assert_eq!(clock.now(), Duration::from_secs(60));
         assert_eq!(before - clock.instant(deadline), Duration::from_secs(60));
+    }
+
+    /// D3: the clock that tells of suspensions alone is asked only if the time since the boot has jumped, and then it is
+    /// right.
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn d3_a_jump_of_the_time_since_the_boot_is_looked_into() {
+        let told = Arc::new(AtomicU64::new(0));
+        let mut clock = clock(&told);
+        clock.booted = boot_time();
+        let minute = Duration::from_secs(60);
+        told.store(60_000_000, Ordering::Relaxed);
+        assert!(clock.now() < minute, "nothing has jumped");
+        clock.booted = clock.booted.map(|it| it.saturating_sub(minute));
+        assert!(clock.now() >= minute);
+        // Nor is one made up where the time since the boot goes on alone, as while tokio's clock is paused.
+        let mut paused = self::clock(&Arc::default());
+        paused.booted = Some(Duration::ZERO);
+        assert!(paused.now() < minute);
     }
 
     /// Two clocks are never read at quite the same time: that is no suspension. A jump counts from a millisecond on, in

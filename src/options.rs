@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::{Arrival, Engine};
 use crate::key;
 use crate::renewal::Renewal;
-use crate::repeat::Repeat;
+use crate::repeat::{Pauses, Repeat};
 use crate::settings::{OnFinish, OnLost, TTL};
 use crate::turnstile::Patience;
 use crate::{LockError, Mode};
@@ -257,7 +257,6 @@ impl LockOptions {
 
     /// What the registry is asked for.
     pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
-        let settings = &self.registry().settings;
         Arrival {
             ttl: self.ttl(self.registry()),
             renewals: self.renewals(),
@@ -265,7 +264,7 @@ impl LockOptions {
             is_conditional: self.is_conditional,
             patience,
             wait,
-            repeats: self.repeat.as_ref().unwrap_or(&settings.repeat).start(),
+            repeats: self.repeat.as_ref().map_or(Pauses::Usual, Repeat::start),
         }
     }
 }

@@ -46,12 +46,22 @@ type PauseFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// The pauses between the attempts of one wait.
 pub(crate) enum Pauses {
-    /// Not used yet, and mostly never: an arrival allocates nothing for it.
+    /// Those of the registry's policy; not used yet, and mostly never.
+    Usual,
+    /// Those of the lock's own policy, not used yet.
     Fresh(Arc<dyn Fn() -> PauseFn + Send + Sync>),
     Begun(PauseFn),
 }
 
 impl Pauses {
+    /// The same pauses; `usual` is the registry's policy, from which [`Usual`](Self::Usual) ones are begun.
+    pub(crate) fn or(self, usual: &Repeat) -> Self {
+        match self {
+            Self::Usual => usual.start(),
+            own => own,
+        }
+    }
+
     /// The next pause. A policy that panics ends here.
     pub(crate) fn next(&mut self) -> Option<Duration> {
         let next = || {
@@ -60,7 +70,7 @@ impl Pauses {
             }
             match self {
                 Self::Begun(pauses) => pauses(),
-                Self::Fresh(_) => unreachable!("just begun"),
+                Self::Usual | Self::Fresh(_) => unreachable!("it has begun"),
             }
         };
         user_code::run("a Repeat policy", next).flatten()

@@ -121,6 +121,7 @@ impl Settings {
             local_passes: self.local_passes,
             local_span: self.local_span,
             max_waiters: self.max_waiters,
+            response_timeout: self.response_timeout,
         }
     }
 

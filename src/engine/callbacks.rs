@@ -1,3 +1,4 @@
+use std::mem;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
@@ -11,32 +12,64 @@ use crate::repeat::Pauses;
 use crate::settings::OnFinish;
 use crate::user_code::{self, log};
 
-/// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked.
+/// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked. What follows from most
+/// verdicts needs no allocation.
 #[derive(Default)]
 pub(super) struct Callbacks {
     pub(super) wakers: SmallVec<[Waker; 1]>,
-    pub(super) watchers: SmallVec<[Arc<AtomicWaker>; 1]>,
     /// Policies of waits that are over, to be dropped.
     pub(super) policies: SmallVec<[Pauses; 1]>,
+    rare: Option<Box<Rare>>,
+}
+
+/// What follows from few verdicts.
+#[derive(Default)]
+pub(super) struct Rare {
+    pub(super) watchers: Vec<Arc<AtomicWaker>>,
     /// Leases of groups that did not get another key, or lost it, and how they end.
     pub(super) given_up: Vec<(Arc<WaiterState>, OnFinish)>,
     /// Keys and tokens of lost leases, and whether they had expired.
-    pub(super) lost: SmallVec<[(Arc<str>, Token, bool); 1]>,
+    pub(super) lost: Vec<(Arc<str>, Token, bool)>,
     /// Keys and tokens of leases whose renewal is late, and the time that is left to them.
-    pub(super) late: SmallVec<[(Arc<str>, Token, Duration); 1]>,
+    pub(super) late: Vec<(Arc<str>, Token, Duration)>,
 }
 
 impl Callbacks {
+    pub(super) fn rare(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_default()
+    }
+
+    /// The leases of groups that end.
+    pub(super) fn take_given_up(&mut self) -> Vec<(Arc<WaiterState>, OnFinish)> {
+        let rare = self.rare.as_mut();
+        rare.map_or_else(Vec::new, |rare| mem::take(&mut rare.given_up))
+    }
+
+    /// The log already reports the failure of the registry, and need not report each lost lease.
+    pub(super) fn forget_losses(&mut self) {
+        if let Some(rare) = &mut self.rare {
+            rare.lost.clear();
+        }
+    }
+
     pub(super) fn run(&mut self) {
-        // First: work whose lease is lost stops before it is logged.
         for waker in self.wakers.drain(..) {
             user_code::run("a waker", || waker.wake());
         }
-        for watcher in self.watchers.drain(..) {
-            user_code::run("a waker", || watcher.wake());
+        if let Some(rare) = self.rare.take() {
+            rare.run();
         }
         self.policies.drain(..).for_each(user_code::discard);
-        for (key, token, left) in self.late.drain(..) {
+    }
+}
+
+impl Rare {
+    fn run(self) {
+        // First: work whose lease is lost stops before it is logged.
+        for watcher in self.watchers {
+            user_code::run("a waker", || watcher.wake());
+        }
+        for (key, token, left) in self.late {
             let (key, token) = (&*key, token.get());
             log!(
                 warn,
@@ -46,7 +79,7 @@ impl Callbacks {
                 "renewal not confirmed yet, retrying until the deadline"
             );
         }
-        for (key, token, is_over) in self.lost.drain(..) {
+        for (key, token, is_over) in self.lost {
             let (key, token) = (&*key, token.get());
             let why = match is_over {
                 true => "it expired before its work completed",

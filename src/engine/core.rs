@@ -1,9 +1,10 @@
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -109,6 +110,7 @@ impl Engine {
             let clock = Arc::new(clock);
             let timer = Timer::default();
             let lost = Arc::new(DroppedOps::new(timer.wake_up()));
+            let ids = Ids::new(settings.rules(), rand::random());
             Self {
                 instance,
                 events: EventBus::new(&settings, clock.clone()),
@@ -122,11 +124,12 @@ impl Engine {
                     timer,
                 }),
                 state: Mutex::new(State {
-                    entries: HashMap::new(),
+                    entries: HashMap::default(),
                     timeouts: BTreeSet::new(),
+                    effects: VecDeque::new(),
                     armed: None,
                     latest: Moment::ZERO,
-                    ids: Ids::new(rand::random()),
+                    ids,
                     queue: true,
                     away: None,
                     up: None,
@@ -206,17 +209,23 @@ impl Engine {
         self.lock().entries.len()
     }
 
-    pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) {
+    /// A caller wants a lease, in a poll of its future. Returns the token if it has it by the end of that.
+    pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) -> Option<Token> {
         self.enqueue(caller, arrival, |lines, cx, waiter| {
             lines.arrive(cx, caller.mode(), waiter)
-        });
+        })
     }
 
     /// A caller wants to take over the lease that is stored under the owner `from`.
-    pub(crate) fn adopt(&self, caller: &Arc<WaiterState>, from: Arc<str>, arrival: Arrival) {
+    pub(crate) fn adopt(
+        &self,
+        caller: &Arc<WaiterState>,
+        from: Arc<str>,
+        arrival: Arrival,
+    ) -> Option<Token> {
         self.enqueue(caller, arrival, |lines, cx, waiter| {
             lines.adopt(cx, from, waiter)
-        });
+        })
     }
 
     fn enqueue(
@@ -224,7 +233,7 @@ impl Engine {
         caller: &Arc<WaiterState>,
         arrival: Arrival,
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
-    ) {
+    ) -> Option<Token> {
         let timer = &self.view_context.timer;
         timer.note_runtime(Handle::try_current().ok().as_ref());
         let who = Caller::new(caller.clone());
@@ -246,12 +255,13 @@ impl Engine {
                 answer_by: Clock::after(at.now, self.settings.response_timeout),
             };
             let (key, events) = (caller.key(), at.events);
-            state.feed(at, key, Some(self.settings.rules()), |lines, cx| {
+            state.feed(at, key, true, |lines, cx| {
                 let id = event(lines, cx, waiter);
                 // Before the verdict, which follows when this returns.
                 caller.arrive(id, cx.now, events);
             });
         });
+        caller.end_arrival()
     }
 
     /// A caller gave up before it held anything.
@@ -260,7 +270,7 @@ impl Engine {
             // Also if its key is not in use any more: it may have lost its turn.
             self.at_once(|state, at| {
                 caller.leave(at.now, at.events);
-                state.feed(at, caller.key(), None, |lines, cx| {
+                state.feed(at, caller.key(), false, |lines, cx| {
                     lines.leave(cx, id);
                 });
             });
@@ -400,7 +410,7 @@ impl Engine {
         key: &Arc<str>,
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
-        self.at_once(|state, at| state.feed(at, key, None, event))?
+        self.at_once(|state, at| state.feed(at, key, false, event))?
     }
 
     /// Changes the state, then feeds all turnstiles. All of them get one event before the next.
@@ -443,7 +453,7 @@ impl Engine {
         self.view_context.timer.forget_ended();
         let due = self.locked(&mut deferred, |state, at| {
             for (key, op) in self.lost.take() {
-                state.feed(at, &key, None, |lines, cx| {
+                state.feed(at, &key, false, |lines, cx| {
                     lines.op_dropped(cx, &op);
                 });
             }
@@ -457,7 +467,7 @@ impl Engine {
             (is_more_due, next, next.and(state.session.clone()))
         });
         deferred.earlier = false;
-        self.deliver(deferred);
+        self.deliver(&mut deferred);
         let Some((is_more_due, next, session)) = due else {
             return Next::Event;
         };

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 
 use super::core::Engine;
-use super::state::{Deferred, State};
+use super::state::{Deferred, Remains, State};
 use super::waiter_state::WaiterState;
 
 thread_local! {
@@ -80,16 +80,19 @@ impl Engine {
         for caller in held.map(|caller| &caller.0).chain(&dropped) {
             caller.close_broken(now, &self.events, &mut deferred.callbacks);
         }
-        // The log already reports the failure once. It need not report each lost lease.
-        deferred.callbacks.lost.clear();
+        deferred.callbacks.forget_losses();
         self.events.end();
         deferred.sends = Default::default();
         deferred.policies = Default::default();
         deferred.session = None;
         deferred.idle = true;
         deferred.kept = state.keep_alive.take();
-        deferred.broken = Some((entries, dropped, state.session.take()));
-        deferred.failure = Some(message(panicked));
+        deferred.remains = Some(Box::new(Remains {
+            dropped,
+            entries,
+            session: state.session.take(),
+            failure: Some(message(panicked)),
+        }));
     }
 
     /// Runs our own code without a lock. If it panics, the registry closes.

@@ -1,6 +1,8 @@
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
+use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::callbacks::Callbacks;
@@ -10,10 +12,17 @@ use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
 use crate::store::contract::{KeyScope, Op, Session};
-use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
+use crate::turnstile::{Effect, EventCx, FOREVER, Ids, Lines, Moment, WaiterId};
 
 /// How many turnstiles are fed before the lock is given to others (G5).
 pub(super) const PIECE: usize = 1000;
+
+/// How soon after its first event a turnstile's place in [`State::timeouts`] comes, at the latest. Most turnstiles are
+/// gone by then. With a place that early their timeouts may change meanwhile, and the place need not.
+const FIRST_TICK: Duration = Duration::from_secs(1);
+
+/// For how many effects there is a buffer between two events.
+const MOST_EFFECTS: usize = 64;
 
 /// The state of a registry, under its one lock.
 pub(super) struct State {
@@ -23,6 +32,8 @@ pub(super) struct State {
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
     /// When to tick each turnstile next. The time may be too early, but never too late.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
+    /// The buffer that is lent to each turnstile that is fed.
+    pub(super) effects: VecDeque<Effect<Caller>>,
     /// When the timer task wakes next.
     pub(super) armed: Option<Moment>,
     /// When a turnstile was fed last.
@@ -50,14 +61,13 @@ pub(super) struct Entry {
     timeout: Option<Moment>,
 }
 
-/// What is done once the state is unlocked. Most lists have one element at most, which needs no
-/// allocation.
+/// What is done once the state is unlocked. Most changes send one op at most, which needs no allocation.
 #[derive(Default)]
 pub(super) struct Deferred {
     pub(super) sends: SmallVec<[(Arc<str>, Op); 1]>,
     pub(super) callbacks: Callbacks,
     /// Callers whose policies are to be asked for a pause.
-    pub(super) policies: SmallVec<[(Caller, WaiterId); 1]>,
+    pub(super) policies: Vec<(Caller, WaiterId)>,
     /// A caller arrived: the session's tasks must run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
@@ -65,19 +75,20 @@ pub(super) struct Deferred {
     pub(super) waits: bool,
     pub(super) idle: bool,
     pub(super) kept: Option<Arc<Engine>>,
-    /// Callers that were dropped while a panic of the user's code unwinds.
-    pub(super) dropped: Vec<Arc<WaiterState>>,
-    /// The remains of a registry that has failed, and why it has.
-    pub(super) broken: Option<Broken>,
-    pub(super) failure: Option<String>,
+    pub(super) remains: Option<Box<Remains>>,
 }
 
-/// Dropped once the state is unlocked: destructors are the user's code.
-type Broken = (
-    HashMap<Arc<str>, Box<Entry>>,
-    Vec<Arc<WaiterState>>,
-    Option<Arc<dyn Session>>,
-);
+/// What a panic leaves. It is dropped once the state is unlocked: destructors are the user's code.
+#[derive(Default)]
+pub(super) struct Remains {
+    /// Callers that were dropped while it unwinds.
+    pub(super) dropped: Vec<Arc<WaiterState>>,
+    /// Of a registry that has failed.
+    pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
+    pub(super) session: Option<Arc<dyn Session>>,
+    /// Why it has.
+    pub(super) failure: Option<String>,
+}
 
 /// One change under the lock. All that it feeds happens at the same moment.
 pub(super) struct ChangeCx<'a> {
@@ -94,21 +105,22 @@ impl State {
         self.latest
     }
 
-    /// Feeds one turnstile, applies its verdicts, and removes it if it is idle. If there is none, one
-    /// with these `rules` is made, if any are given.
+    /// Feeds one turnstile, applies its verdicts, and removes it if it is idle. `makes`: if there is none, one is made.
     pub(super) fn feed<R>(
         &mut self,
         at: &mut ChangeCx<'_>,
         key: &Arc<str>,
-        rules: Option<Rules>,
+        makes: bool,
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         let (now, ids, leases) = (at.now, &mut self.ids, self.entries.len());
+        let mut tick_by = FOREVER;
         // It nearly always exists. This look-up clones no key.
         let entry = match self.entries.get_mut(key) {
             Some(entry) => entry,
+            None if !makes => return None,
             None => {
-                let mut lines = Lines::new(rules?, self.queue);
+                let mut lines = Lines::new(self.queue);
                 if let Some((scope, error)) = &self.away
                     && scope.contains(key)
                 {
@@ -121,28 +133,36 @@ impl State {
                     lines,
                     timeout: None,
                 });
+                tick_by = now + FIRST_TICK;
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
         let mut cx = EventCx::new(now, ids);
         cx.leases = leases;
+        entry.lines.swap_buffer(&mut self.effects);
         let result = event(&mut entry.lines, &mut cx);
         while let Some(effect) = entry.lines.next_effect() {
             match effect {
                 Effect::Send(op) => at.deferred.sends.push((key.clone(), op)),
                 Effect::Wake(caller, verdict) => {
-                    caller.tell(verdict, now, at.events, &mut at.deferred.callbacks);
+                    let callbacks = &mut at.deferred.callbacks;
+                    if let Some(id) = caller.tell(verdict, now, at.events, callbacks) {
+                        let taken = entry.lines.take(&mut cx, id);
+                        debug_assert!(taken, "it was granted at this moment");
+                    }
                 }
                 Effect::AskPolicy(caller, id) => at.deferred.policies.push((caller, id)),
             }
         }
+        entry.lines.swap_buffer(&mut self.effects);
+        self.effects.shrink_to(MOST_EFFECTS);
         // Without a session nobody would answer what is still pending.
         if entry.lines.is_idle() || self.session.is_none() {
             if let Some(timeout) = entry.timeout {
                 self.timeouts.remove(&(timeout, key.clone()));
             }
             self.entries.remove(key);
-        } else if let Some(next) = entry.lines.next_timeout()
+        } else if let Some(next) = entry.lines.next_timeout().map(|next| next.min(tick_by))
             // Most events move a timeout to a later moment. The earlier one is kept, and moved when it is
             // due: that halves the cost of the tree (`bench held`).
             && entry.timeout.is_none_or(|timeout| next < timeout)
@@ -162,7 +182,7 @@ impl State {
         event: impl Fn(&mut Lines<Caller>, &mut EventCx<'_>),
     ) {
         for key in keys {
-            self.feed(at, key, None, &event);
+            self.feed(at, key, false, &event);
         }
     }
 
@@ -184,10 +204,20 @@ impl State {
         }
         let is_full = due.len() == PIECE;
         for key in due {
-            if let Some(entry) = self.entries.get_mut(&key) {
-                entry.timeout = None;
+            let Some(entry) = self.entries.get_mut(&key) else {
+                continue;
+            };
+            match entry.lines.next_timeout() {
+                // Its place was too early.
+                Some(next) if next > at.now => {
+                    entry.timeout = Some(next);
+                    self.timeouts.insert((next, key));
+                }
+                _ => {
+                    entry.timeout = None;
+                    self.feed(at, &key, false, &mut event);
+                }
             }
-            self.feed(at, &key, None, &mut event);
         }
         is_full
     }

@@ -1,6 +1,5 @@
 //! One change of a registry: the state is locked, changed and unlocked. What follows from the change is done after that.
 
-use std::mem;
 use std::sync::{MutexGuard, PoisonError};
 
 use super::core::Engine;
@@ -18,7 +17,7 @@ impl Engine {
     ) -> Option<R> {
         let mut deferred = Deferred::default();
         let result = self.locked(&mut deferred, change);
-        self.deliver(deferred);
+        self.deliver(&mut deferred);
         result
     }
 
@@ -45,7 +44,10 @@ impl Engine {
         });
         match result {
             Ok(result) => {
-                deferred.dropped = dropped;
+                if !dropped.is_empty() {
+                    // A panic of the user's code unwinds.
+                    deferred.remains.get_or_insert_default().dropped = dropped;
+                }
                 Some(result)
             }
             Err(panicked) => {
@@ -83,28 +85,28 @@ impl Engine {
     }
 
     /// Does what follows from a change, with nothing locked. Policies are asked here, and their answers fed.
-    pub(super) fn deliver(&self, deferred: Deferred) {
+    pub(super) fn deliver(&self, deferred: &mut Deferred) {
         self.guarded(|| self.deliver_all(deferred));
     }
 
-    fn deliver_all(&self, mut deferred: Deferred) {
-        self.deliver_once(&mut deferred);
+    fn deliver_all(&self, deferred: &mut Deferred) {
+        self.deliver_once(deferred);
         while !deferred.policies.is_empty() {
             let mut pauses = Vec::new();
             for (caller, id) in deferred.policies.drain(..) {
-                if let Some(pause) = caller.next_pause(id) {
+                if let Some(pause) = caller.next_pause(id, &self.settings.repeat) {
                     pauses.push((caller, id, pause));
                 }
             }
-            deferred = Deferred::default();
-            self.locked(&mut deferred, |state, at| {
+            *deferred = Deferred::default();
+            self.locked(deferred, |state, at| {
                 for (caller, id, pause) in &pauses {
-                    state.feed(at, caller.key(), None, |lines, cx| {
+                    state.feed(at, caller.key(), false, |lines, cx| {
                         lines.on_pause(cx, *id, *pause);
                     });
                 }
             });
-            self.deliver_once(&mut deferred);
+            self.deliver_once(deferred);
         }
     }
 
@@ -123,12 +125,13 @@ impl Engine {
                 session.submit(SubmittedOp::new(key, op, &self.lost));
             }
         }
-        for (caller, on_finish) in mem::take(&mut deferred.callbacks.given_up) {
+        for (caller, on_finish) in deferred.callbacks.take_given_up() {
             self.revoke(&caller, on_finish);
         }
         // Last, since it is the user's code: it must not delay a release.
         deferred.callbacks.run();
-        if let Some(failure) = deferred.failure.take() {
+        let remains = deferred.remains.take();
+        if let Some(failure) = remains.as_ref().and_then(|it| it.failure.as_ref()) {
             log!(error, "internal error, registry closed: {failure}");
         }
         if deferred.idle {
@@ -136,7 +139,9 @@ impl Engine {
         }
         self.events.flush();
         drop(deferred.kept.take());
-        user_code::discard((deferred.broken.take(), mem::take(&mut deferred.dropped)));
+        if let Some(remains) = remains {
+            user_code::discard((remains.dropped, remains.entries, remains.session));
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {

@@ -14,10 +14,12 @@ use crate::user_code::log;
 
 impl StoreEvents for Engine {
     fn on_events(&self, events: Vec<StoreEvent>) {
+        let count = events.len();
         let mut events = events.into_iter().peekable();
         while events.peek().is_some() {
             // One lock for all of them: a call may have dozens of answers.
             self.at_once(|state, at| {
+                at.deferred.callbacks.wakers.reserve(count);
                 while let Some(event) = events.next_if(StoreEvent::is_of_a_key) {
                     self.feed_store_event(state, at, event);
                 }
@@ -25,6 +27,15 @@ impl StoreEvents for Engine {
             if let Some(other) = events.next() {
                 self.store_changed(other);
             }
+        }
+    }
+
+    /// The same without a list: a store in memory has one answer at a time.
+    fn on_event(&self, event: StoreEvent) {
+        if event.is_of_a_key() {
+            self.at_once(|state, at| self.feed_store_event(state, at, event));
+        } else {
+            self.store_changed(event);
         }
     }
 
@@ -120,16 +131,15 @@ impl Engine {
                 result,
             } => {
                 submitted.answered();
-                state.feed(at, &submitted.key.clone(), None, |lines, cx| {
-                    lines.replied(cx, &submitted.op, result);
-                });
+                let (key, op) = (&submitted.key, &submitted.op);
+                state.feed(at, key, false, |lines, cx| lines.replied(cx, op, result));
             }
             StoreEvent::Granted { key, grant } => self.feed_grant(state, at, &key, grant, None),
             StoreEvent::Unconfirmed { key, grant, error } => {
                 self.feed_grant(state, at, &key, grant, Some(error));
             }
             StoreEvent::Freed { key } => {
-                state.feed(at, &key, None, Lines::freed);
+                state.feed(at, &key, false, Lines::freed);
             }
             // Nobody waits for the answer: if it is lost, whoever is first in the queue asks soon.
             StoreEvent::Unserved { key, owner } => {
@@ -151,8 +161,7 @@ impl Engine {
         grant: Grant,
         fault: Option<StoreError>,
     ) {
-        let rules = Some(self.settings.rules());
-        state.feed(at, key, rules, |lines, cx| {
+        state.feed(at, key, true, |lines, cx| {
             lines.grant_received(cx, grant, fault);
         });
     }

@@ -12,7 +12,7 @@ use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
 use crate::events::LockEvent;
-use crate::repeat::Pauses;
+use crate::repeat::{Pauses, Repeat};
 use crate::settings::OnFinish;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
@@ -54,6 +54,8 @@ struct State {
     repeats: Option<Pauses>,
     /// Whether a shutdown told it to end its work.
     closing: bool,
+    /// Whether the poll in which it arrived is going on: it then takes the key as soon as it is granted.
+    is_arriving: bool,
     /// Whether it must be polled once more before it takes the key.
     is_first_of_several: bool,
     /// The leases of its group, if it is one of several keys.
@@ -93,6 +95,7 @@ impl WaiterState {
                 end_mode: EndMode::Release,
                 repeats: None,
                 closing: false,
+                is_arriving: false,
                 is_first_of_several: false,
                 peers: Peers::of(behind, OnFinish::Release),
                 has_left_group: false,
@@ -233,15 +236,15 @@ impl WaiterState {
         user_code::discard(before);
     }
 
-    /// Asks the user's policy for the next pause. Returns `None` if another thread is already asking. Returns
+    /// Asks the user's policy, or the `usual` one of the registry, for the next pause. Returns `None` if another thread is already asking. Returns
     /// `Some(None)` if the policy has ended.
-    pub(super) fn next_pause(&self, id: WaiterId) -> Option<Option<Duration>> {
+    pub(super) fn next_pause(&self, id: WaiterId, usual: &Repeat) -> Option<Option<Duration>> {
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Waiting) || self.id() != Some(id) {
             // It does not wait any more. The turnstile is to ask the next in the queue.
             return Some(None);
         }
-        let mut repeats = state.repeats.take()?;
+        let mut repeats = state.repeats.take()?.or(usual);
         drop(state);
         let pause = repeats.next();
         let mut state = self.lock();
@@ -256,11 +259,12 @@ impl WaiterState {
         Some(pause)
     }
 
-    /// Enters the queue, perhaps again.
+    /// Enters the queue, perhaps again, in a poll that calls [`end_arrival`](Self::end_arrival).
     pub(super) fn arrive(&self, id: WaiterId, now: Moment, events: &EventBus) {
         self.id.store(id.0, Ordering::Relaxed);
         let mut state = self.lock();
         state.phase = Phase::Waiting;
+        state.is_arriving = true;
         // One that lost its turn still waits.
         if state.waiter == 0 {
             state.waiter = id.0;
@@ -270,6 +274,18 @@ impl WaiterState {
                 waiter: id.0,
                 mode: self.mode,
             });
+        }
+    }
+
+    /// Returns the token of its lease if it has taken one since it arrived, even if that is over.
+    pub(super) fn end_arrival(&self) -> Option<Token> {
+        let mut state = self.lock();
+        state.is_arriving = false;
+        match state.phase {
+            Phase::Held { token } | Phase::Closing { token } | Phase::Ended { token, .. } => {
+                Some(token)
+            }
+            _ => None,
         }
     }
 
@@ -290,27 +306,7 @@ impl WaiterState {
         events: &EventBus,
     ) -> Option<(Token, Option<Waker>)> {
         let mut state = self.lock();
-        let Phase::Granted { token } = state.phase else {
-            return None;
-        };
-        let waited = now.saturating_sub(state.since);
-        // Its group goes on without one that is lost before the last is held.
-        state.peers = None;
-        state.phase = Phase::Held { token };
-        state.since = now;
-        if token.is_passed() {
-            events.send(|| LockEvent::Passed {
-                key: self.key().clone(),
-                token,
-            });
-        }
-        events.send(|| LockEvent::Acquired {
-            key: self.key().clone(),
-            waiter: state.waiter,
-            mode: self.mode,
-            token,
-            waited,
-        });
+        let token = state.take_lease(self, now, events)?;
         Some((token, state.waker.take()))
     }
 
@@ -368,8 +364,9 @@ impl WaiterState {
         state.wake_watchers(true, &mut callbacks);
         callbacks.wakers.extend(state.waker.take());
         drop(state);
+        let given_up = callbacks.take_given_up();
         callbacks.run();
-        callbacks.given_up
+        given_up
     }
 
     /// The last handle of its lock is dropped while it holds the lease.
@@ -407,25 +404,27 @@ impl WaiterState {
         }
     }
 
-    /// Takes a verdict of the turnstile.
+    /// Takes a verdict of the turnstile. Returns its id if it takes the lease at once.
     pub(super) fn tell(
         &self,
         verdict: Verdict,
         now: Moment,
         events: &EventBus,
         callbacks: &mut Callbacks,
-    ) {
+    ) -> Option<WaiterId> {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Left) {
             // The caller left during the same event. It ignores the verdict.
-            return;
+            return None;
         }
         let phase = match verdict {
             Verdict::Waiter(verdict) => {
                 if !matches!(verdict, WaiterVerdict::Granted { .. }) {
                     state.give_up_peers(callbacks);
                 }
-                callbacks.policies.extend(state.repeats.take());
+                let over = state.repeats.take();
+                let over = over.filter(|over| !matches!(over, Pauses::Usual));
+                callbacks.policies.extend(over);
                 Some(state.after_wait(self.key(), verdict, now, events))
             }
             Verdict::Lease(verdict) => {
@@ -436,6 +435,11 @@ impl WaiterState {
             state.phase = phase;
             callbacks.wakers.extend(state.waker.take());
         }
+        if !state.is_arriving || state.is_first_of_several {
+            return None;
+        }
+        state.take_lease(self, now, events)?;
+        self.id()
     }
 
     /// The registry has failed, and no verdict follows.
@@ -490,12 +494,41 @@ impl State {
         }
     }
 
+    /// It takes the lease, if it was granted one.
+    fn take_lease(
+        &mut self,
+        caller: &WaiterState,
+        now: Moment,
+        events: &EventBus,
+    ) -> Option<Token> {
+        let Phase::Granted { token } = self.phase else {
+            return None;
+        };
+        let waited = now.saturating_sub(self.since);
+        // Its group goes on without one that is lost before the last is held.
+        self.peers = None;
+        self.phase = Phase::Held { token };
+        self.since = now;
+        let key = || caller.key().clone();
+        if token.is_passed() {
+            events.send(|| LockEvent::Passed { key: key(), token });
+        }
+        events.send(|| LockEvent::Acquired {
+            key: key(),
+            waiter: self.waiter,
+            mode: caller.mode,
+            token,
+            waited,
+        });
+        Some(token)
+    }
+
     /// The leases of its group are to be released.
     fn give_up_peers(&mut self, callbacks: &mut Callbacks) {
         if let Some(peers) = self.peers.take() {
             let callers = peers.callers.iter().filter_map(Weak::upgrade);
             let given_up = callers.map(|caller| (caller, peers.on_finish));
-            callbacks.given_up.extend(given_up);
+            callbacks.rare().given_up.extend(given_up);
         }
     }
 
@@ -503,8 +536,9 @@ impl State {
     fn wake_watchers(&self, all: bool, callbacks: &mut Callbacks) {
         let watchers = self.watchers.iter();
         let watchers = watchers.filter(|watcher| all || watcher.of_deadlines);
-        let watchers = watchers.filter_map(|watcher| watcher.waker.upgrade());
-        callbacks.watchers.extend(watchers);
+        for watcher in watchers.filter_map(|watcher| watcher.waker.upgrade()) {
+            callbacks.rare().watchers.push(watcher);
+        }
     }
 }
 
@@ -545,7 +579,7 @@ mod tests {
         assert!(watchers <= 8, "{watchers}");
         let mut callbacks = Callbacks::default();
         caller.lock().wake_watchers(true, &mut callbacks);
-        assert_eq!(callbacks.watchers.len(), 1, "the one that stays");
+        assert_eq!(callbacks.rare().watchers.len(), 1, "the one that stays");
         drop((stays, callbacks));
         assert!(!caller.is_watched());
     }

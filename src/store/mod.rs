@@ -7,13 +7,24 @@
 //! | `PostgresStore` | processes that share a PostgreSQL database; its transactions can be fenced |
 //! | [`QuorumStore`] | processes that share several servers, some of which may be down |
 
-#[cfg(any(feature = "redis", feature = "postgres"))]
-mod backoff;
 pub(crate) mod contract;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+#[cfg_attr(
+    not(all(feature = "redis", feature = "postgres")),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "not every kind of server needs all of it"
+    )
+)]
+mod driver;
 #[cfg(all(test, any(feature = "redis", feature = "postgres")))]
 #[path = "../../tests/support/hearing.rs"]
 mod hearing;
 pub(crate) mod memory;
+#[cfg(all(test, any(feature = "redis", feature = "postgres")))]
+#[path = "tests/model.rs"]
+mod model;
 mod notifier;
 #[cfg(feature = "postgres")]
 mod postgres;
@@ -22,8 +33,6 @@ mod quorum;
 mod redis;
 #[cfg(any(feature = "redis", feature = "postgres", test))]
 pub(crate) mod send_window;
-#[cfg(any(feature = "redis", feature = "postgres"))]
-mod server_clock;
 mod submitted;
 #[cfg(all(test, any(feature = "redis", feature = "postgres")))]
 #[path = "../../tests/support/mod.rs"]

@@ -4,7 +4,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::Hash;
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Requests of one priority may share a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,10 +21,9 @@ impl Priority {
 
 /// A request about one key.
 pub(crate) trait Sendable {
-    type Line: Eq + Hash;
-
-    /// Changes of one line go one at a time: those of a key's exclusive owners, and those of each shared owner.
-    fn line(&self) -> Self::Line;
+    /// Changes of one line go one at a time: those of a key's exclusive owners, and those of each shared owner. The number
+    /// is a hash that nobody can predict. Two lines with the same one only wait for each other.
+    fn line(&self) -> u64;
 
     fn priority(&self) -> Priority;
 
@@ -77,12 +76,14 @@ pub(crate) struct SendWindow<R: Sendable> {
     /// The groups of each priority with waiting requests: they take turns.
     turns: [VecDeque<u16>; Priority::ALL.len()],
     /// The lines with a change that is waiting or in flight, and the changes that wait behind it.
-    changing: HashMap<R::Line, VecDeque<R>>,
+    changing: HashMap<u64, VecDeque<R>, BuildHasherDefault<AsItIs>>,
     /// The oldest first: answers come in the order of the calls.
     in_flight: VecDeque<Call<R>>,
     /// Whether the last call renewed: then one of something else goes first, or renewals that never end would leave room
     /// for nothing else.
     has_renewed: bool,
+    /// Whether the last other call changed something: then an inspection goes first, for the same reason.
+    has_changed: bool,
 }
 
 impl<R: Sendable> SendWindow<R> {
@@ -91,9 +92,10 @@ impl<R: Sendable> SendWindow<R> {
             limits,
             waiting: BTreeMap::new(),
             turns: Default::default(),
-            changing: HashMap::new(),
+            changing: HashMap::default(),
             in_flight: VecDeque::new(),
             has_renewed: false,
+            has_changed: false,
         }
     }
 
@@ -155,6 +157,9 @@ impl<R: Sendable> SendWindow<R> {
                 || !is_renewing(*group)
         };
         let mut priorities = Priority::ALL;
+        if self.has_changed {
+            priorities.swap(1, 2);
+        }
         if self.has_renewed {
             priorities.rotate_left(1);
         }
@@ -164,6 +169,9 @@ impl<R: Sendable> SendWindow<R> {
             Some((priority, turn))
         })?;
         self.has_renewed = priority == Priority::Renew;
+        if !self.has_renewed {
+            self.has_changed = priority == Priority::Change;
+        }
         let turns = &mut self.turns[priority as usize];
         let group = turns.remove(turn).expect("it was just found");
         let place = (priority, group);
@@ -201,7 +209,7 @@ impl<R: Sendable> SendWindow<R> {
     }
 
     /// Whether a request waits to be sent.
-    #[cfg(any(feature = "redis", test))]
+    #[cfg(test)]
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -213,14 +221,35 @@ impl<R: Sendable> SendWindow<R> {
         self.turns = Default::default();
         // On a new connection leases are renewed before anything else (O4).
         self.has_renewed = false;
+        self.has_changed = false;
         let behind = std::mem::take(&mut self.changing).into_values();
         let unsent = waiting.chain(behind).flatten().collect();
         (calls.flat_map(|call| call.requests).collect(), unsent)
     }
 }
 
+/// The hash of a number that is a hash already.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number;
+    }
+
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("a line is a number");
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::hash::{DefaultHasher, Hash};
+
     use super::*;
 
     /// The number of requests that go alone.
@@ -231,10 +260,10 @@ mod tests {
     struct Request(String, Priority, u64, u16);
 
     impl Sendable for Request {
-        type Line = String;
-
-        fn line(&self) -> String {
-            self.0.clone()
+        fn line(&self) -> u64 {
+            let mut hasher = DefaultHasher::new();
+            self.0.hash(&mut hasher);
+            hasher.finish()
         }
 
         fn priority(&self) -> Priority {
@@ -385,6 +414,24 @@ mod tests {
         );
         finish_oldest(&mut window);
         assert_eq!(send(&mut window).unwrap(), [0, 0]);
+    }
+
+    /// Where an inspection shares the connection with changes that never end, and with renewals.
+    #[test]
+    fn changes_that_never_end_leave_room_for_inspections() {
+        let mut window = SendWindow::<Request>::new(Limits {
+            requests: 1,
+            calls: 1,
+            bytes: 1 << 20,
+        });
+        window.add([Request("i".into(), Priority::Inspect, 7, 0)]);
+        let mut calls = Vec::new();
+        for number in 1..=4 {
+            window.add([renew("r"), release(&format!("key {number}"), number)]);
+            calls.extend(send(&mut window).unwrap());
+            finish_oldest(&mut window);
+        }
+        assert_eq!(calls, [0, 1, 0, 7]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::machine::Rules;
 use super::time::{Moment, Point};
 use super::wait_queue::WaiterId;
 use crate::store::contract::{Mode, Owner};
@@ -11,10 +12,11 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// So many leases in a row are renewed together: their state is likely to be together in memory, too.
 const TOGETHER: u8 = 32;
 
-/// What the turnstiles of a registry share: numbers that are never used twice, random numbers, and the owners whose
-/// keys were left in the store.
+/// What the turnstiles of a registry share: its settings, numbers that are never used twice, random numbers, and the
+/// owners whose keys were left in the store.
 #[derive(Debug)]
 pub(crate) struct Ids {
+    pub(super) rules: Rules,
     sequence: u64,
     random: u64,
     /// The latest of [`place_in`](Self::place_in), as a part of 2^64, and how many more get it.
@@ -28,8 +30,9 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(rules: Rules, seed: u64) -> Self {
         Self {
+            rules,
             sequence: 0,
             random: seed,
             place: seed.wrapping_mul(GOLDEN),
@@ -136,11 +139,12 @@ impl<'a> EventCx<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::turnstile::tests::rules;
 
     /// Each is forgotten when its own time is over, in whatever order they came.
     #[test]
     fn kept_owners_are_remembered_for_their_time_and_no_longer() {
-        let mut ids = Ids::new(1);
+        let mut ids = Ids::new(rules(), 1);
         let now = Point::from(Duration::ZERO);
         let at = |millis| now + Duration::from_millis(millis);
         let long = ids.owner(Mode::Exclusive);

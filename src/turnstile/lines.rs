@@ -1,12 +1,14 @@
 //! All that one registry has of one key: a turnstile for the exclusive callers, and one for each shared caller (M6).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::HashMap;
+
 use super::ids::EventCx;
-use super::machine::{Effect, Rules, Tickets, Turnstile};
+use super::machine::{Effect, Tickets, Turnstile};
 use super::time::Moment;
 use super::wait_queue::{AtEnd, Waiter, WaiterId};
 use crate::StoreError;
@@ -53,9 +55,9 @@ struct Line<C> {
 
 impl<C: Clone> Lines<C> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
-    pub(crate) fn new(rules: Rules, queue: bool) -> Self {
+    pub(crate) fn new(queue: bool) -> Self {
         Self {
-            exclusive: Turnstile::new(rules, Mode::Exclusive, queue),
+            exclusive: Turnstile::new(Mode::Exclusive, queue),
             shared: None,
         }
     }
@@ -73,6 +75,11 @@ impl<C: Clone> Lines<C> {
             self.shared.take_if(|shared| shared.lines.is_empty());
         }
         effect
+    }
+
+    /// Lends it a buffer for the effects of an event, or takes that back once all are drained.
+    pub(crate) fn swap_buffer(&mut self, buffer: &mut VecDeque<Effect<C>>) {
+        self.exclusive.swap_effects(buffer);
     }
 
     /// Nobody waits, nothing is held or pending, and all effects are drained: all this may be dropped.
@@ -445,7 +452,7 @@ impl<C: Clone> SharedLines<C> {
     fn new() -> Self {
         Self {
             lines: BTreeMap::new(),
-            by_owner: HashMap::new(),
+            by_owner: HashMap::default(),
             timeouts: BTreeSet::new(),
             waiting: BTreeSet::new(),
             effects: VecDeque::new(),
@@ -483,8 +490,9 @@ impl<C: Clone> SharedLines<C> {
         let Some(line) = self.lines.get_mut(&id) else {
             return;
         };
-        let mut owners = Vec::new();
-        while let Some(effect) = line.turnstile.next_effect() {
+        let (mut owners, mut effects) = (Vec::new(), VecDeque::new());
+        line.turnstile.swap_effects(&mut effects);
+        for effect in effects {
             if let Effect::Send(op) = &effect {
                 owners.push(op.owner());
             }

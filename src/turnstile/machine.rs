@@ -30,6 +30,8 @@ pub(crate) struct Rules {
     pub(crate) local_passes: u32,
     pub(crate) local_span: Duration,
     pub(crate) max_waiters: usize,
+    /// For so long after it was sent the store may do an attempt whose connection was given up (O5).
+    pub(crate) response_timeout: Duration,
 }
 
 /// What the engine is to do.
@@ -82,7 +84,7 @@ struct InFlight {
     /// The newest waiter that its answer counts for.
     newest_waiter: WaiterId,
     /// A grant that came before the reply that may have caused it (O3).
-    grant: Option<EarlyGrant>,
+    grant: Option<Box<EarlyGrant>>,
 }
 
 /// A grant that came.
@@ -100,14 +102,13 @@ struct EarlyGrant {
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
 pub(crate) struct Turnstile<C> {
-    rules: Rules,
     /// The mode of all its callers. A shared one has one caller at most (M6).
     mode: Mode,
     waiters: WaitQueue<C>,
     /// Those who adopt, first come first: served before the wait queue, one at a time.
     adopters: VecDeque<Adopter<C>>,
     state: KeyState<C>,
-    in_flight: Option<Box<InFlight>>,
+    in_flight: Option<InFlight>,
     /// In order (O2). The first may be in flight.
     pending: VecDeque<PendingOp<C>>,
     /// Whether the store has a queue, and grants reach us.
@@ -127,9 +128,8 @@ pub(crate) struct Turnstile<C> {
 
 impl<C: Clone> Turnstile<C> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
-    pub(crate) fn new(rules: Rules, mode: Mode, queue: bool) -> Self {
+    pub(crate) fn new(mode: Mode, queue: bool) -> Self {
         Self {
-            rules,
             mode,
             waiters: WaitQueue::new(),
             adopters: VecDeque::new(),
@@ -152,7 +152,7 @@ impl<C: Clone> Turnstile<C> {
             down: self.down,
             store_error: self.store_error.clone(),
             closed: self.closed,
-            ..Self::new(self.rules, mode, self.store_has_queue)
+            ..Self::new(mode, self.store_has_queue)
         }
     }
 
@@ -178,12 +178,13 @@ impl<C: Clone> Turnstile<C> {
 
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
-        let effect = self.effects.pop_front();
-        if effect.is_none() {
-            // A turnstile between two events has no buffer: there may be a hundred thousand.
-            self.effects = VecDeque::new();
-        }
-        effect
+        self.effects.pop_front()
+    }
+
+    /// Exchanges the list of its effects. Between two events the engine has its buffer: there may be a hundred thousand
+    /// turnstiles.
+    pub(super) fn swap_effects(&mut self, effects: &mut VecDeque<Effect<C>>) {
+        mem::swap(&mut self.effects, effects);
     }
 
     /// Nobody waits, nothing is held or pending: the turnstile may be dropped.
@@ -249,10 +250,9 @@ impl<C: Clone> Turnstile<C> {
             KeyState::Idle | KeyState::Acquiring(_) => None,
             KeyState::Held(tenure) => Some(tenure.next_timeout(self.down)),
         };
-        let waits = [self.waiters.next_end(), adopters];
-        let operations = [self.pending_timeout(), retry, state];
-        let points = waits.into_iter().chain(operations).flatten();
-        points.min().map(Point::moment)
+        let waits = self.waiters.next_end();
+        let points = [waits, adopters, self.pending_timeout(), retry, state];
+        points.into_iter().flatten().min().map(Point::moment)
     }
 
     /// A caller wants the key. Its verdicts come as effects. `others`: how many wait at other turnstiles of the key.
@@ -274,7 +274,7 @@ impl<C: Clone> Turnstile<C> {
                 _ => Refusal::Busy,
             };
             self.refuse(waiter.who, refusal);
-        } else if self.waiters.len() + others >= self.rules.max_waiters {
+        } else if self.waiters.len() + others >= cx.ids.rules.max_waiters {
             self.refuse(waiter.who, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);

@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{iter, mem};
 
 use super::time::{FOREVER, Moment, Point};
 
@@ -91,10 +92,14 @@ pub(super) struct Adopter<C> {
 #[derive(Debug)]
 pub(super) struct WaitQueue<C>(Option<Box<Waiters<C>>>);
 
+/// The first has no place in the trees: most queues have no other.
 #[derive(Debug)]
 struct Waiters<C> {
-    by_id: BTreeMap<WaiterId, Waiter<C>>,
+    first: (WaiterId, Waiter<C>),
+    others: BTreeMap<WaiterId, Waiter<C>>,
+    /// When the waits of the others are over.
     by_end: BTreeSet<(Point, WaiterId)>,
+    /// Those of the others who ask once.
     once: BTreeSet<WaiterId>,
     /// The newest waiter for which the store's first answer has come.
     answered: WaiterId,
@@ -112,62 +117,78 @@ impl<C> WaitQueue<C> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.as_ref().map_or(0, |waiters| waiters.by_id.len())
+        let waiters = self.0.as_ref();
+        waiters.map_or(0, |waiters| 1 + waiters.others.len())
     }
 
     /// Whether any waiter wants a place in the store's queue.
     pub(super) fn has_patient(&self) -> bool {
-        let waiters = self.0.as_ref();
-        waiters.is_some_and(|waiters| waiters.once.len() < waiters.by_id.len())
+        self.0.as_ref().is_some_and(|waiters| {
+            waiters.first.1.is_patient() || waiters.once.len() < waiters.others.len()
+        })
     }
 
     /// Adds the newest arrival.
     pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
-        let empty = || Waiters {
-            by_id: BTreeMap::new(),
-            by_end: BTreeSet::new(),
-            once: BTreeSet::new(),
-            answered: WaiterId(0),
-            busy: WaiterId(0),
-        };
-        let waiters = self.0.get_or_insert_with(|| Box::new(empty()));
-        waiters.by_end.extend(waiters.end(id, &waiter));
-        waiters.once.extend((!waiter.is_patient()).then_some(id));
-        waiters.by_id.insert(id, waiter);
+        match &mut self.0 {
+            Some(waiters) => {
+                waiters.by_end.extend(waiters.end(id, &waiter));
+                waiters.once.extend((!waiter.is_patient()).then_some(id));
+                waiters.others.insert(id, waiter);
+            }
+            None => {
+                self.0 = Some(Box::new(Waiters {
+                    first: (id, waiter),
+                    others: BTreeMap::new(),
+                    by_end: BTreeSet::new(),
+                    once: BTreeSet::new(),
+                    answered: WaiterId(0),
+                    busy: WaiterId(0),
+                }));
+            }
+        }
     }
 
     pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter<C>> {
         let waiters = self.0.as_mut()?;
-        let waiter = waiters.by_id.remove(&id)?;
-        if let Some(end) = waiters.end(id, &waiter) {
-            waiters.by_end.remove(&end);
+        if id != waiters.first.0 {
+            return waiters.remove_other(id);
         }
-        waiters.once.remove(&id);
-        if waiters.by_id.is_empty() {
-            self.0 = None;
-        }
-        Some(waiter)
+        let Some(next) = waiters.others.keys().next().copied() else {
+            return self.0.take().map(|waiters| waiters.first.1);
+        };
+        let waiter = waiters.remove_other(next)?;
+        let (_, first) = mem::replace(&mut waiters.first, (next, waiter));
+        Some(first)
+    }
+
+    fn iter_with_ids(&self) -> impl Iterator<Item = (WaiterId, &Waiter<C>)> {
+        self.0.iter().flat_map(|waiters| {
+            let (id, first) = &waiters.first;
+            let others = waiters.others.iter().map(|(id, waiter)| (*id, waiter));
+            iter::once((*id, first)).chain(others)
+        })
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
-        self.0.iter().flat_map(|waiters| waiters.by_id.values())
+        self.iter_with_ids().map(|(_, waiter)| waiter)
     }
 
     pub(super) fn first(&self) -> Option<&Waiter<C>> {
-        self.iter().next()
+        self.0.as_ref().map(|waiters| &waiters.first.1)
     }
 
     pub(super) fn first_id(&self) -> Option<WaiterId> {
-        let waiters = self.0.as_ref()?;
-        waiters.by_id.keys().next().copied()
+        self.0.as_ref().map(|waiters| waiters.first.0)
     }
 
     /// The newest arrival.
     pub(super) fn last_id(&self) -> WaiterId {
-        let waiters = self.0.as_ref();
-        let last = waiters.and_then(|waiters| waiters.by_id.last_key_value());
-        last.map_or(WaiterId(0), |(id, _)| *id)
+        self.0.as_ref().map_or(WaiterId(0), |waiters| {
+            let last = waiters.others.last_key_value();
+            last.map_or(waiters.first.0, |(id, _)| *id)
+        })
     }
 
     pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<C>)> {
@@ -180,18 +201,19 @@ impl<C> WaitQueue<C> {
         let Some(waiters) = &self.0 else {
             return Vec::new();
         };
-        let ids: Vec<_> = waiters.once.range(..=newest_waiter).copied().collect();
+        let (id, first) = &waiters.first;
+        let first = (!first.is_patient() && *id <= newest_waiter).then_some(*id);
+        let others = waiters.once.range(..=newest_waiter).copied();
+        let ids: Vec<_> = first.into_iter().chain(others).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
     /// Removes those who arrived no later than `newest_waiter` and ask for no longer ttl.
     pub(super) fn take_within(&mut self, newest_waiter: WaiterId, ttl: Duration) -> Vec<Waiter<C>> {
-        let Some(waiters) = &self.0 else {
-            return Vec::new();
-        };
-        let until_then = waiters.by_id.range(..=newest_waiter);
+        let until_then = self.iter_with_ids();
+        let until_then = until_then.take_while(|(id, _)| *id <= newest_waiter);
         let within = until_then.filter(|(_, waiter)| waiter.ttl <= ttl);
-        let ids: Vec<_> = within.map(|(id, _)| *id).collect();
+        let ids: Vec<_> = within.map(|(id, _)| id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
@@ -209,7 +231,9 @@ impl<C> WaitQueue<C> {
         let Some(waiters) = &mut self.0 else {
             return;
         };
-        let newer = waiters.by_id.range((Excluded(waiters.answered), Unbounded));
+        let newer = waiters
+            .others
+            .range((Excluded(waiters.answered), Unbounded));
         for (id, waiter) in newer {
             if let Some(before) = waiters.end(*id, waiter) {
                 waiters.by_end.remove(&before);
@@ -220,14 +244,13 @@ impl<C> WaitQueue<C> {
     }
 
     pub(super) fn next_end(&self) -> Option<Point> {
-        let waiters = self.0.as_ref()?;
-        waiters.by_end.first().map(|(end, _)| *end)
+        self.0.as_ref()?.next_end().map(|(end, _)| end)
     }
 
     /// Removes a waiter whose wait is over. Also returns whether others are known to hold the key.
     pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Waiter<C>, bool)> {
         let waiters = self.0.as_ref()?;
-        let (end, id) = *waiters.by_end.first()?;
+        let (end, id) = waiters.next_end()?;
         let busy = id <= waiters.busy;
         let ended = (end <= now).then(|| self.remove(id)).flatten();
         ended.map(|waiter| (waiter, busy))
@@ -242,5 +265,20 @@ impl<C> Waiters<C> {
             false => waiter.until.max(waiter.answer_by),
         };
         (waiter.until != FOREVER).then(|| (end.into(), id))
+    }
+
+    /// When the next wait is over, and whose.
+    fn next_end(&self) -> Option<(Point, WaiterId)> {
+        let first = self.end(self.first.0, &self.first.1);
+        first.into_iter().chain(self.by_end.first().copied()).min()
+    }
+
+    fn remove_other(&mut self, id: WaiterId) -> Option<Waiter<C>> {
+        let waiter = self.others.remove(&id)?;
+        if let Some(end) = self.end(id, &waiter) {
+            self.by_end.remove(&end);
+        }
+        self.once.remove(&id);
+        Some(waiter)
     }
 }

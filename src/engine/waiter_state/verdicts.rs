@@ -98,7 +98,7 @@ impl State {
             LeaseVerdict::RenewalLate => {
                 if let Some(token) = token {
                     let left = self.deadline.saturating_sub(now);
-                    callbacks.late.push((key(), token, left));
+                    callbacks.rare().late.push((key(), token, left));
                     events.send(|| LockEvent::RenewalLate {
                         key: key(),
                         token,
@@ -134,7 +134,7 @@ impl State {
                 );
                 if is_lost {
                     let is_over = now >= self.deadline;
-                    callbacks.lost.push((key(), token, is_over));
+                    callbacks.rare().lost.push((key(), token, is_over));
                 }
                 let is_early = matches!(phase, Phase::Ended { .. });
                 if is_lost && is_early {

@@ -1,7 +1,9 @@
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 #[cfg(any(test, feature = "test-util"))]
 use super::slot::Holders;
@@ -34,8 +36,8 @@ impl Default for Keyspace {
     fn default() -> Self {
         Self {
             most_served: MOST_SERVED,
-            slots: HashMap::new(),
-            fences: HashMap::new(),
+            slots: HashMap::default(),
+            fences: HashMap::default(),
             born: None,
             ops: 0,
         }
@@ -79,13 +81,24 @@ impl Keyspace {
         is_live: &dyn Fn(&Arc<str>) -> bool,
     ) -> Applied {
         let now = asking.now;
-        self.sweep_now_and_then(now);
+        self.ops += 1;
+        if self.ops >= SWEEP_EVERY {
+            self.sweep(now);
+        }
         let name = (asking.prefix.clone(), asking.key.clone());
-        let slot = self.slots.entry(name.clone()).or_default();
-        slot.run_out(now);
+        // Removed by the same look-up, if it is empty in the end.
+        let mut entry = match self.slots.entry(name) {
+            Entry::Occupied(mut entry) => {
+                entry.get_mut().run_out(now);
+                entry
+            }
+            Entry::Vacant(entry) => entry.insert_entry(StoredKey::default()),
+        };
+        let slot = entry.get_mut();
         let cx = &mut OpCx {
             now,
-            fence: self.fences.entry(asking.prefix.clone()).or_default(),
+            prefix: asking.prefix,
+            fences: &mut self.fences,
             is_live,
             deliveries: Vec::new(),
             most_served: self.most_served,
@@ -196,7 +209,8 @@ impl Keyspace {
             }
             Op::Raise { owner, epoch, age } => {
                 if slot.holders.contains(&ours(owner)) {
-                    *cx.fence = (*cx.fence).max(epoch);
+                    let fence = cx.fence();
+                    *fence = epoch.max(*fence);
                     let since = now.saturating_sub(self.born.unwrap_or(0));
                     let age = age.then_some(Duration::from_micros(since));
                     Outcome::Raised { age }
@@ -207,7 +221,7 @@ impl Keyspace {
         };
         let (deliveries, unserved) = (mem::take(&mut cx.deliveries), cx.unserved);
         if slot.is_empty() {
-            self.slots.remove(&name);
+            entry.remove();
         }
         Applied {
             answer: Answer { at: now, outcome },
@@ -276,13 +290,6 @@ impl Keyspace {
     pub(crate) fn len(&mut self, now: ServerTime) -> usize {
         self.sweep(now);
         self.slots.len()
-    }
-
-    fn sweep_now_and_then(&mut self, now: ServerTime) {
-        self.ops += 1;
-        if self.ops >= SWEEP_EVERY {
-            self.sweep(now);
-        }
     }
 
     fn sweep(&mut self, now: ServerTime) {

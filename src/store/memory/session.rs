@@ -6,7 +6,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
 use tokio::runtime::Handle;
 
-use super::keyspace::{Asking, Delivery};
+use super::keyspace::{Asking, Delivery, Keyspace};
 use super::shared::Shared;
 use crate::StoreError;
 use crate::store::contract::{
@@ -106,6 +106,19 @@ impl Core {
         Ok(applied.answer)
     }
 
+    /// Reads the data after the latency.
+    async fn read<T>(&self, read: impl FnOnce(&mut Keyspace) -> T) -> Result<T, StoreError> {
+        let latency = self.latency();
+        if !latency.is_zero() {
+            tokio::time::sleep(latency).await;
+        }
+        let mut state = self.shared.lock();
+        match state.offline {
+            true => Err(offline_error()),
+            false => Ok(read(&mut state.keyspace)),
+        }
+    }
+
     fn latency(&self) -> Duration {
         self.shared.lock().latency
     }
@@ -147,16 +160,9 @@ impl Session for MemorySession {
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
-            let latency = core.latency();
-            if !latency.is_zero() {
-                tokio::time::sleep(latency).await;
-            }
-            let now = core.shared.now();
-            let mut state = core.shared.lock();
-            if state.offline {
-                return Err(offline_error());
-            }
-            Ok(state.keyspace.inspect(&core.config.prefix, &key, now))
+            let (prefix, shared) = (&core.config.prefix, &core.shared);
+            let read = core.read(|keyspace| keyspace.inspect(prefix, &key, shared.now()));
+            read.await
         }
         .boxed()
     }
@@ -164,15 +170,8 @@ impl Session for MemorySession {
     fn scan(&self, start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
         let core = self.core.clone();
         stream::once(async move {
-            let latency = core.latency();
-            if !latency.is_zero() {
-                tokio::time::sleep(latency).await;
-            }
-            let state = core.shared.lock();
-            if state.offline {
-                return Err(offline_error());
-            }
-            Ok(state.keyspace.scan(&core.config.prefix, &start))
+            let prefix = &core.config.prefix;
+            core.read(|keyspace| keyspace.scan(prefix, &start)).await
         })
         .boxed()
     }

@@ -1,7 +1,7 @@
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
+use foldhash::HashMap;
 use tokio::time::Instant;
 
 use super::keyspace::Keyspace;

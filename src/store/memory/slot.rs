@@ -6,6 +6,8 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::HashMap;
+
 use super::keyspace::Delivery;
 use crate::store::contract::{Grant, KEPT, Mode, Outcome, Owner, ServerTime};
 
@@ -39,7 +41,9 @@ impl fmt::Display for FullOwner {
 /// What an operation needs besides its key, and the messages that it sends.
 pub(super) struct OpCx<'a> {
     pub(super) now: ServerTime,
-    pub(super) fence: &'a mut u64,
+    pub(super) prefix: &'a Arc<str>,
+    /// By prefix: the last epoch.
+    pub(super) fences: &'a mut HashMap<Arc<str>, u64>,
     /// Whether a registry can be reached (S2).
     pub(super) is_live: &'a dyn Fn(&Arc<str>) -> bool,
     pub(super) deliveries: Vec<Delivery>,
@@ -52,8 +56,15 @@ pub(super) struct OpCx<'a> {
 impl OpCx<'_> {
     /// F1: epochs grow through the loss of the fence and through a clock that is set back, each alone.
     fn next_epoch(&mut self) -> u64 {
-        *self.fence = (*self.fence + 1).max(self.now);
-        *self.fence
+        let now = self.now;
+        let fence = self.fence();
+        *fence = (*fence + 1).max(now);
+        *fence
+    }
+
+    /// The last epoch under the prefix.
+    pub(super) fn fence(&mut self) -> &mut u64 {
+        self.fences.entry(self.prefix.clone()).or_default()
     }
 }
 
@@ -106,10 +117,6 @@ impl Holders {
     fn mode(&self) -> Option<Mode> {
         let first = self.until.first_key_value();
         first.map(|(first, _)| first.owner.mode)
-    }
-
-    fn are_exclusive(&self) -> bool {
-        self.mode() == Some(Mode::Exclusive)
     }
 
     /// M1: whether one with this mode may join. A permit counts all that is taken against its own limit.
@@ -216,7 +223,7 @@ impl Tickets {
     }
 
     fn run_out(&mut self, now: ServerTime) {
-        if self.ends <= now {
+        if self.ends <= now && !self.by_score.is_empty() {
             self.by_score.clear();
         }
     }
@@ -298,7 +305,7 @@ impl StoredKey {
         until: Option<(&FullOwner, u64)>,
         mut served: usize,
     ) -> usize {
-        while !self.holders.are_exclusive() {
+        while self.holders.mode() != Some(Mode::Exclusive) {
             self.queue.drop_dead(cx);
             let Some(first) = self.queue.by_score.first_entry() else {
                 break;

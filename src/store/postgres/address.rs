@@ -1,17 +1,16 @@
 //! A server's url, and how to connect to it.
 
-use std::fmt;
 use std::str::FromStr;
+#[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::seq::SliceRandom;
-use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Notification};
+use tokio_postgres::{Config, NoTls};
 
+use super::connection::Connection;
 use super::fault::{Address, Fault};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
@@ -36,22 +35,12 @@ pub(super) struct Endpoint {
     tls: Arc<Tls>,
 }
 
-impl fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Endpoint").field(&self.address).finish()
-    }
-}
-
 impl Endpoint {
     /// Reads `postgres://[user[:password]@]host[:port][,host[:port]][/database][?parameters]`.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
-        if !["postgres://", "postgresql://"]
-            .iter()
-            .any(|scheme| url.starts_with(scheme))
-        {
-            return Err(Fault::url(
-                "it must begin with postgres:// or postgresql://",
-            ));
+        if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
+            let reason = "it must begin with postgres:// or postgresql://";
+            return Err(Fault::url(reason));
         }
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let (owners, rest): (Vec<_>, Vec<_>) = query
@@ -114,13 +103,11 @@ impl Endpoint {
     #[cfg(feature = "tls-rustls")]
     fn set_tls(&mut self, parameters: &[(&str, &str)]) -> Result<(), Fault> {
         let value = |name| {
-            parameters
-                .iter()
-                .find(|(it, _)| *it == name)
-                .map(|(_, value)| decode(value))
+            let set = parameters.iter().find(|(it, _)| *it == name);
+            set.map(|(_, value)| decode(value)).transpose()
         };
         let is_socket = self.config.get_ssl_mode() == SslMode::Disable;
-        let mode = match (value("sslmode").transpose()?.as_deref(), is_socket) {
+        let mode = match (value("sslmode")?.as_deref(), is_socket) {
             (Some("disable"), _) | (None, true) => SslMode::Disable,
             (None | Some("require" | "verify-ca" | "verify-full"), _) => SslMode::Require,
             (Some(mode), _) => {
@@ -136,20 +123,18 @@ impl Endpoint {
                 let read = std::fs::read(&path);
                 read.map_err(|error| Fault::url(format!("{name}={path:?}: {error}")))
             };
-            value(name).transpose()?.map(read).transpose()
+            value(name)?.map(read).transpose()
         };
-        let invalid = |reason| Fault::invalid("certificates", reason);
         let mut tls = Tls::default();
         // libpq's own name for the authorities of the system, which are the default here.
-        let is_system = value("sslrootcert")
-            .transpose()?
-            .is_some_and(|it| it == "system");
+        let is_system = value("sslrootcert")?.is_some_and(|it| it == "system");
         if !is_system && let Some(roots) = file("sslrootcert")? {
-            tls = tls.trusting(&roots).map_err(invalid)?;
+            tls = tls.trusting(&roots).map_err(Fault::certificates)?;
         }
         match (file("sslcert")?, file("sslkey")?) {
             (Some(certificate), Some(key)) => {
-                tls = tls.showing(&certificate, &key).map_err(invalid)?
+                let shown = tls.showing(&certificate, &key);
+                tls = shown.map_err(Fault::certificates)?;
             }
             (None, None) => {}
             _ => return Err(Fault::url("sslcert and sslkey need each other")),
@@ -173,10 +158,7 @@ impl Endpoint {
     pub(super) fn secure(&mut self, tls: Tls) -> Result<(), Fault> {
         if tls.has_certificates() {
             if self.config.get_ssl_mode() == SslMode::Disable {
-                return Err(Fault::invalid(
-                    "certificates",
-                    "the url says that there is no TLS",
-                ));
+                return Err(Fault::certificates("the url says that there is no TLS"));
             }
             self.tls = Arc::new(tls);
         }
@@ -200,14 +182,10 @@ impl Endpoint {
     }
 
     /// Each host has that time.
-    pub(super) async fn connect(
-        &self,
-        within: Duration,
-        sink: UnboundedSender<Heard>,
-    ) -> Result<Link, Fault> {
+    pub(super) async fn connect(&self, within: Duration) -> Result<Connection, Fault> {
         let mut end = Err(Fault::url("it has no host"));
         for host in hosts(&self.config) {
-            let connecting = self.connect_to(&host, sink.clone());
+            let connecting = self.connect_to(&host, within);
             let silent = |_| Err(Fault::silent(&self.address, within));
             end = timeout(within, connecting).await.unwrap_or_else(silent);
             if end.is_ok() {
@@ -217,69 +195,26 @@ impl Endpoint {
         end
     }
 
-    async fn connect_to(&self, host: &Config, sink: UnboundedSender<Heard>) -> Result<Link, Fault> {
+    async fn connect_to(&self, host: &Config, within: Duration) -> Result<Connection, Fault> {
         #[cfg(feature = "tls-rustls")]
         if host.get_ssl_mode() != SslMode::Disable {
             let connector = self.tls.connector().await;
-            let connector = connector.map_err(|error| Fault::invalid("certificates", error))?;
-            return self.open(host, secure::Connector(connector), sink).await;
+            let connector = connector.map_err(Fault::certificates)?;
+            return self.open(host, within, secure::Connector(connector)).await;
         }
-        self.open(host, NoTls, sink).await
+        self.open(host, within, NoTls).await
     }
 
-    async fn open<T>(
-        &self,
-        host: &Config,
-        tls: T,
-        sink: UnboundedSender<Heard>,
-    ) -> Result<Link, Fault>
+    async fn open<T>(&self, host: &Config, within: Duration, tls: T) -> Result<Connection, Fault>
     where
         T: tokio_postgres::tls::MakeTlsConnect<tokio_postgres::Socket>,
         T::Stream: Send + 'static,
     {
         let opened = host.connect(tls).await;
-        let (client, mut connection) =
-            opened.map_err(|error| Fault::connect(&self.address, &error))?;
+        let (client, connection) = opened.map_err(|error| Fault::connect(&self.address, &error))?;
         let address = self.address.clone();
-        let driver = async move {
-            let end = loop {
-                match std::future::poll_fn(|cx| connection.poll_message(cx)).await {
-                    Some(Ok(AsyncMessage::Notification(notice))) => {
-                        // The task that listens may have ended.
-                        let _ = sink.send(Heard::Notice(notice));
-                    }
-                    // The wait for a synchronous standby was cancelled: what was answered may be lost with this server. Its
-                    // code is that of many warnings, and its text may be in any language.
-                    Some(Ok(AsyncMessage::Notice(warning)))
-                        if warning.routine() == Some("SyncRepWaitForLSN") =>
-                    {
-                        break Fault::given_up(&address, warning.message());
-                    }
-                    Some(Ok(_)) => {}
-                    Some(Err(error)) => break Fault::broken(&address, &error),
-                    None => break Fault::given_up(&address, "it was closed"),
-                }
-            };
-            let _ = sink.send(Heard::Ended(end));
-        };
-        Ok(Link {
-            client: Arc::new(client),
-            _driver: JoinSet::from_iter([driver]),
-        })
+        Ok(Connection::new(address, within, client, connection))
     }
-}
-
-/// What comes on a connection besides answers.
-#[derive(Debug)]
-pub(super) enum Heard {
-    Notice(Notification),
-    Ended(Fault),
-}
-
-/// A connection, and the task that moves its bytes. Dropping it closes the connection; unwritten bytes are lost.
-pub(super) struct Link {
-    pub(super) client: Arc<Client>,
-    _driver: JoinSet<()>,
 }
 
 /// The same for each of the hosts: the client library would wait for ever for one that is silent, and never ask the next.
@@ -349,27 +284,21 @@ fn hosts(all: &Config) -> Vec<Config> {
 
 /// Hosts and ports, for errors.
 fn address(config: &Config) -> String {
-    let port = |index: usize| {
-        let ports = config.get_ports();
-        let port = ports.get(index).or_else(|| ports.first());
-        port.copied().unwrap_or(5432)
-    };
-    let hosts = config
-        .get_hosts()
-        .iter()
-        .enumerate()
-        .map(|(index, host)| match host {
-            Host::Tcp(host) => format!("{host}:{}", port(index)),
-            #[cfg(unix)]
-            Host::Unix(folder) => format!("{}:{}", folder.display(), port(index)),
-        });
-    let hosts: Vec<_> = hosts.collect();
-    let addresses = config.get_hostaddrs().iter().enumerate();
-    let addresses = addresses.map(|(index, address)| format!("{address}:{}", port(index)));
-    match hosts.is_empty() {
-        true => addresses.collect::<Vec<_>>().join(","),
-        false => hosts.join(","),
+    let ports = config.get_ports();
+    let hosts = config.get_hosts().iter().map(|host| match host {
+        Host::Tcp(host) => host.clone(),
+        #[cfg(unix)]
+        Host::Unix(folder) => folder.display().to_string(),
+    });
+    let mut names: Vec<_> = hosts.collect();
+    if names.is_empty() {
+        names.extend(config.get_hostaddrs().iter().map(ToString::to_string));
     }
+    for (index, name) in names.iter_mut().enumerate() {
+        let port = ports.get(index).or(ports.first()).unwrap_or(&5432);
+        *name += &format!(":{port}");
+    }
+    names.join(",")
 }
 
 fn decode(value: &str) -> Result<String, Fault> {

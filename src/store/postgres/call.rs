@@ -3,114 +3,30 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::channel::oneshot;
 use futures::future::join3;
-use tokio::time::Instant;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, Statement};
 
-use crate::StoreError;
-use crate::store::contract::{
-    Holder, KEPT, KeyStatus, Mode, Op, Outcome, Owner, ServerTime, SubmittedOp,
-};
-use crate::store::send_window::{Priority, Sendable};
-use crate::thread_end;
+use crate::store::contract::{Holder, KEPT, KeyStatus, Mode, Op, Outcome, Owner, ServerTime};
+use crate::store::driver::{Reply, Request};
 use crate::token::is_epoch;
 
-/// One op on its way.
-#[derive(Debug)]
-pub(super) struct Request {
-    pub(super) submitted: SubmittedOp,
-    /// When the session took it.
-    pub(super) since: Instant,
-    /// Whether it was refused with its whole call, perhaps because of another request.
-    pub(super) alone: bool,
-    /// Whether the server has refused it once because it came too late (O5).
-    pub(super) was_stale: bool,
-    /// Whether it has ended a lease that a transaction is fenced by: the rest is done when that has ended.
-    pub(super) has_ended: bool,
-}
-
-/// The answer to an inspection.
-pub(super) type Look = oneshot::Sender<Result<KeyStatus, StoreError>>;
-
-impl Request {
-    pub(super) fn new(submitted: SubmittedOp) -> Self {
-        Self {
-            submitted,
-            since: thread_end::now(),
-            alone: false,
-            was_stale: false,
-            has_ended: false,
-        }
-    }
-
-    /// Whether it asks for the lock, for a caller that may be gone when it is sent.
-    pub(super) fn asks(&self) -> bool {
-        matches!(
-            self.submitted.op,
-            Op::Attempt { .. } | Op::Enter { .. } | Op::Listen { .. } | Op::Adopt { .. }
-        )
-    }
-
-    /// When its answer is no longer of use, if it is a renewal.
-    pub(super) fn useful_until(&self) -> Option<Instant> {
-        match self.submitted.op {
-            Op::Renew { within, .. } => Some(self.since + within),
-            _ => None,
-        }
-    }
-}
-
-impl Sendable for Request {
-    type Line = (Arc<str>, u64);
-
-    fn line(&self) -> Self::Line {
-        let owner = self.submitted.op.owner();
-        let sequence = match owner.mode {
-            Mode::Exclusive => 0,
-            Mode::Shared | Mode::Permits { .. } => owner.sequence,
-        };
-        (self.submitted.key.clone(), sequence)
-    }
-
-    fn priority(&self) -> Priority {
-        match self.submitted.op {
-            Op::Renew { .. } => Priority::Renew,
-            _ => Priority::Change,
-        }
-    }
-
-    fn group(&self) -> u16 {
-        0
-    }
-
-    fn is_alone(&self) -> bool {
-        self.alone
-    }
-
-    fn size(&self) -> usize {
-        self.submitted.key.len() + 150
-    }
-}
+/// After so long an op is sent again that waits for the end of a transaction, and later less often: after an eighth of
+/// the time that it has waited.
+const AGAIN: Duration = Duration::from_millis(5);
+const LONGEST_AGAIN: Duration = Duration::from_millis(500);
 
 /// What the calls of a session have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pub(super) prefix: Arc<str>,
     pub(super) instance: Arc<str>,
-    /// `SELECT … FROM …`, in the store's schema.
-    pub(super) ops: Arc<str>,
-    pub(super) notify: Arc<str>,
-    pub(super) inspect: Arc<str>,
-    /// What was granted and not told.
-    pub(super) untold: Arc<str>,
-    /// Sweeps, and answers whether there is nothing more to sweep, or another registry sweeps.
-    pub(super) sweep: Arc<str>,
+    /// As SQL has it.
+    pub(super) schema: String,
     /// What [`bounded`] begins with.
-    pub(super) begin: Arc<str>,
+    pub(super) begin: String,
     /// The same bounds for a session.
-    pub(super) bounds: Arc<str>,
+    pub(super) bounds: String,
 }
 
 impl Names {
@@ -121,19 +37,18 @@ impl Names {
         schema: &str,
         within: Duration,
     ) -> Self {
-        let schema = super::schema::quote(schema);
-        let call = |function: &str| format!("SELECT * FROM {schema}.{function}").into();
         Self {
             prefix,
             instance,
-            ops: call("ops_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)"),
-            notify: format!("SELECT {schema}.notify_1($1)").into(),
-            inspect: call("inspect_1($1)"),
-            untold: call("untold_1($1)"),
-            sweep: call("sweep_1()"),
-            begin: begin(within).into(),
-            bounds: bounds(within, "SESSION").into(),
+            schema: super::schema::quote(schema),
+            begin: begin(within),
+            bounds: bounds(within, "SESSION"),
         }
+    }
+
+    /// The statement that calls a function of the schema.
+    pub(super) fn sql(&self, call: &str) -> String {
+        format!("SELECT * FROM {}.{call}", self.schema)
     }
 
     pub(super) fn lock(&self, key: &str) -> String {
@@ -145,22 +60,16 @@ impl Names {
     }
 }
 
-/// The types of the arguments.
-const TYPES: [Type; 10] = [
-    Type::BOOL,
-    Type::INT8,
-    Type::INT8,
-    Type::TEXT,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::INT8_ARRAY,
-    Type::TEXT_ARRAY,
-    Type::INT8_ARRAY,
-];
+/// Runs operations.
+pub(super) const OPS: &str = "ops_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+
+const NOTIFY: &str = "notify_1($1)";
+
+/// Reads a lock.
+pub(super) const INSPECT: &str = "inspect_1($1)";
 
 /// The arguments of a call.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Call {
     is_durable: bool,
     line: i64,
@@ -188,13 +97,7 @@ impl Call {
             is_durable,
             line,
             of_use: i64::try_from(of_use).unwrap_or(i64::MAX),
-            letters: String::new(),
-            names: Vec::new(),
-            owners: Vec::new(),
-            modes: Vec::new(),
-            ttls: Vec::new(),
-            mores: Vec::new(),
-            places: Vec::new(),
+            ..Self::default()
         };
         for request in requests {
             call.add(names, request);
@@ -203,9 +106,12 @@ impl Call {
     }
 
     fn add(&mut self, names: &Names, request: &Request) {
-        let (mut owner, mut more, mut place) = (request.submitted.op.owner(), String::new(), None);
+        let Some(op) = request.op() else {
+            return;
+        };
+        let (mut owner, mut more, mut place) = (op.owner(), String::new(), None);
         let can_wait = self.line != 0;
-        let (letter, ttl) = match &request.submitted.op {
+        let (letter, ttl) = match op {
             Op::Enter { ttl, score, .. } if can_wait => {
                 place = *score;
                 ('E', Some(ttl))
@@ -241,7 +147,7 @@ impl Call {
             Op::Serve { .. } => ('S', None),
         };
         self.letters.push(letter);
-        self.names.push(names.lock(&request.submitted.key));
+        self.names.push(names.lock(request.key()));
         self.owners.push(names.owner(owner));
         self.modes.push(match owner.mode {
             Mode::Exclusive => String::new(),
@@ -254,18 +160,18 @@ impl Call {
             .push(place.and_then(|place| i64::try_from(place).ok()));
     }
 
-    pub(super) fn arguments(&self) -> [&(dyn ToSql + Sync); 10] {
+    pub(super) fn arguments(&self) -> [Argument<'_>; 10] {
         [
-            &self.is_durable,
-            &self.line,
-            &self.of_use,
-            &self.letters,
-            &self.names,
-            &self.owners,
-            &self.modes,
-            &self.ttls,
-            &self.mores,
-            &self.places,
+            (&self.is_durable, Type::BOOL),
+            (&self.line, Type::INT8),
+            (&self.of_use, Type::INT8),
+            (&self.letters, Type::TEXT),
+            (&self.names, Type::TEXT_ARRAY),
+            (&self.owners, Type::TEXT_ARRAY),
+            (&self.modes, Type::TEXT_ARRAY),
+            (&self.ttls, Type::INT8_ARRAY),
+            (&self.mores, Type::TEXT_ARRAY),
+            (&self.places, Type::INT8_ARRAY),
         ]
     }
 
@@ -277,11 +183,11 @@ impl Call {
     ) -> Result<Vec<Row>, Error> {
         let arguments = self.arguments();
         match prepared {
-            Some(prepared) => client.query(&prepared.ops, &arguments).await,
-            None => {
-                let typed: Vec<_> = arguments.into_iter().zip(TYPES).collect();
-                bounded(client, names, &names.ops, &typed).await
+            Some(prepared) => {
+                let values = arguments.map(|(value, _)| value);
+                client.query(&prepared.ops, &values).await
             }
+            None => bounded(client, names, &names.sql(OPS), &arguments).await,
         }
     }
 }
@@ -306,13 +212,16 @@ pub(super) fn begin(within: Duration) -> String {
     format!("BEGIN ISOLATION LEVEL READ COMMITTED; {bounds}")
 }
 
+/// An argument of a query that is not prepared.
+pub(super) type Argument<'a> = (&'a (dyn ToSql + Sync), Type);
+
 /// A query on a connection whose session may not be ours: a pooler gives each transaction another server process. So the
 /// bounds are those of the transaction, and nothing of them stays. All of it is sent at once.
 pub(super) async fn bounded(
     client: &Client,
     names: &Names,
     sql: &str,
-    arguments: &[(&(dyn ToSql + Sync), Type)],
+    arguments: &[Argument<'_>],
 ) -> Result<Vec<Row>, Error> {
     let (begun, rows, ended) = join3(
         client.batch_execute(&names.begin),
@@ -335,10 +244,11 @@ pub(super) struct Prepared {
 
 impl Prepared {
     pub(super) async fn new(client: &Client, names: &Names) -> Result<Self, Error> {
+        let types = Call::default().arguments().map(|(_, of_type)| of_type);
         Ok(Self {
-            ops: client.prepare_typed(&names.ops, &TYPES).await?,
+            ops: client.prepare_typed(&names.sql(OPS), &types).await?,
             notify: client
-                .prepare_typed(&names.notify, &[Type::TEXT_ARRAY])
+                .prepare_typed(&names.sql(NOTIFY), &[Type::TEXT_ARRAY])
                 .await?,
         })
     }
@@ -354,8 +264,8 @@ pub(super) async fn notify(
     match prepared {
         Some(prepared) => client.query(&prepared.notify, &[&notices]).await,
         None => {
-            let typed = [(&notices as &(dyn ToSql + Sync), Type::TEXT_ARRAY)];
-            bounded(client, names, &names.notify, &typed).await
+            let typed = [(&notices as _, Type::TEXT_ARRAY)];
+            bounded(client, names, &names.sql(NOTIFY), &typed).await
         }
     }
 }
@@ -367,10 +277,11 @@ pub(super) async fn untold(
     is_ours: bool,
     line: i64,
 ) -> Result<Vec<String>, Error> {
-    let typed: [(&(dyn ToSql + Sync), Type); 1] = [(&line, Type::INT8)];
+    let typed: [Argument<'_>; 1] = [(&line, Type::INT8)];
+    let sql = names.sql("untold_1($1)");
     let rows = match is_ours {
-        true => client.query_typed(&names.untold, &typed).await?,
-        false => bounded(client, names, &names.untold, &typed).await?,
+        true => client.query_typed(&sql, &typed).await?,
+        false => bounded(client, names, &sql, &typed).await?,
     };
     rows.iter().map(|row| row.try_get(0)).collect()
 }
@@ -396,28 +307,15 @@ pub(super) fn read_mode(mode: &str) -> Option<Mode> {
 
 /// What the server said to one request.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct Said {
     pub(super) at: ServerTime,
-    pub(super) verdict: Verdict,
-    /// Whether more tickets may fit (M4).
-    pub(super) unserved: bool,
+    pub(super) reply: Reply,
     /// A line, a time and a text each, for others.
     pub(super) notices: Vec<String>,
 }
 
-#[derive(Debug)]
-pub(super) enum Verdict {
-    Done(Outcome),
-    /// It came too late (O5).
-    Stale,
-    /// It must be sent again when a transaction has ended.
-    Again,
-    /// It must be sent again at once: others who are gone were in its way (G3).
-    More,
-}
-
-/// Reads one row. An error is the name of what is wrong with it.
-pub(super) fn read(row: &Row, request: &Request) -> Option<Reply> {
+/// Reads one row.
+pub(super) fn read(row: &Row, request: &Request) -> Option<Said> {
     let number = |index| -> Option<Option<u64>> {
         let number = row.try_get::<_, Option<i64>>(index).ok()?;
         number.map_or(Some(None), |number| u64::try_from(number).ok().map(Some))
@@ -431,47 +329,42 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Reply> {
     };
     let (is_new, unserved) = (flag(5)?, flag(6)?);
     let notices: Option<Vec<String>> = row.try_get(7).ok()?;
-    let gone = |held: bool| Outcome::Gone {
-        held: held || request.has_ended,
+    let done = |outcome| Reply::Done {
+        at,
+        outcome,
+        unserved,
     };
-    let verdict: &str = row.try_get(1).ok()?;
-    let verdict = Verdict::Done(match verdict {
-        "won" => Outcome::Won {
+    let gone = |held: bool| {
+        let held = held || request.has_ended;
+        done(Outcome::Gone { held })
+    };
+    let reply = match row.try_get(1).ok()? {
+        "won" => done(Outcome::Won {
             epoch: epoch.filter(|epoch| is_epoch(*epoch))?,
-        },
-        "busy" => Outcome::Busy {
+        }),
+        "busy" => done(Outcome::Busy {
             left: span(remaining),
             score,
             entered: is_new,
-        },
-        "not old" => Outcome::NotOld,
+        }),
+        "not old" => done(Outcome::NotOld),
         "held" => gone(true),
         "not held" => gone(false),
-        "renewed" => Outcome::Renewed,
-        "raised" => Outcome::Raised {
+        "renewed" => done(Outcome::Renewed),
+        "raised" => done(Outcome::Raised {
             age: span(remaining),
-        },
-        "lost" => Outcome::Lost,
-        "stale" | "again" | "more" => {
-            let verdict = match verdict {
-                "stale" => Verdict::Stale,
-                "again" => Verdict::Again,
-                _ => Verdict::More,
-            };
-            let notices = notices.unwrap_or_default();
-            return Some(Reply {
-                at,
-                verdict,
-                unserved,
-                notices,
-            });
-        }
+        }),
+        "lost" => done(Outcome::Lost),
+        "stale" => Reply::Stale,
+        // When a transaction has ended.
+        "again" => Reply::Later((request.since.elapsed() / 8).clamp(AGAIN, LONGEST_AGAIN)),
+        // Others who are gone were in its way (G3).
+        "more" => Reply::Again,
         _ => return None,
-    });
-    Some(Reply {
+    };
+    Some(Said {
         at,
-        verdict,
-        unserved,
+        reply,
         notices: notices.unwrap_or_default(),
     })
 }
@@ -479,7 +372,8 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Reply> {
 /// Inspects a lock: [`read_status`] reads the answer.
 pub(super) async fn inspect(client: &Client, names: &Names, key: &str) -> Result<Vec<Row>, Error> {
     let name = names.lock(key);
-    bounded(client, names, &names.inspect, &[(&name, Type::TEXT)]).await
+    let sql = names.sql(INSPECT);
+    bounded(client, names, &sql, &[(&name, Type::TEXT)]).await
 }
 
 pub(super) fn read_status(rows: &[Row]) -> Option<KeyStatus> {

@@ -25,6 +25,8 @@ enum Kind {
     Passing,
     /// A change of the configuration.
     Lasting,
+    /// The same, or a migration.
+    Unmigrated,
     /// A right for the role.
     Forbidden,
     /// Nothing: our own task has ended, with its registry or its runtime.
@@ -49,6 +51,11 @@ impl Fault {
 
     pub(super) fn url(reason: impl fmt::Display) -> Self {
         Self::invalid("PostgreSQL url", reason)
+    }
+
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn certificates(reason: impl fmt::Display) -> Self {
+        Self::invalid("certificates", reason)
     }
 
     pub(super) fn connect(address: &str, error: &tokio_postgres::Error) -> Self {
@@ -84,12 +91,12 @@ impl Fault {
     /// again, or says what lasts.
     pub(super) fn broken(address: &str, error: &tokio_postgres::Error) -> Self {
         match error.code() {
-            Some(code) if ends_connection(code) => Self {
+            None => Self::given_up(address, &chain(error)),
+            Some(_) if ends_connection(error) => Self {
                 kind: Kind::Passing,
                 ..Self::refused(address, error)
             },
             Some(_) => Self::refused(address, error),
-            None => Self::given_up(address, &chain(error)),
         }
     }
 
@@ -101,28 +108,27 @@ impl Fault {
     }
 
     pub(super) fn refused(address: &str, error: &tokio_postgres::Error) -> Self {
-        let code = error.code();
-        let hint = match code {
-            Some(code) if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
+        let hint = match error.code() {
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 " (docs/postgres.md lists the rights that a role needs)"
             }
-            Some(code) if *code == SqlState::UNDEFINED_FUNCTION => {
+            Some(&SqlState::UNDEFINED_FUNCTION) => {
                 " (part of the schema is missing: drop it, and run PostgresStore::migrate)"
             }
-            Some(code) if is_without_schema(code) => {
+            Some(&SqlState::INVALID_SCHEMA_NAME | &SqlState::UNDEFINED_TABLE) => {
                 " (the schema is missing: run PostgresStore::migrate)"
             }
-            Some(code) if *code == SqlState::READ_ONLY_SQL_TRANSACTION => {
+            Some(&SqlState::READ_ONLY_SQL_TRANSACTION) => {
                 " (it is a standby, or default_transaction_read_only is on for the server, the database or the role)"
             }
-            Some(code) if *code == SqlState::UNTRANSLATABLE_CHARACTER => {
+            Some(&SqlState::UNTRANSLATABLE_CHARACTER) => {
                 " (the key has a character that the encoding of the database does not have)"
             }
             _ => "",
         };
         Self {
             text: format!("PostgreSQL at {address} refused: {}{hint}", chain(error)),
-            kind: code.map_or(Kind::Passing, kind),
+            kind: error.code().map_or(Kind::Passing, kind),
         }
     }
 
@@ -133,6 +139,19 @@ impl Fault {
 
     pub(super) fn unusable(address: &str, why: impl fmt::Display) -> Self {
         Self::lasting(format!("PostgreSQL at {address} cannot be used: {why}"))
+    }
+
+    pub(super) fn without_schema(address: &str, schema: &str) -> Self {
+        let why = format!("it has no schema {schema:?}: run PostgresStore::migrate");
+        Self {
+            kind: Kind::Unmigrated,
+            ..Self::unusable(address, why)
+        }
+    }
+
+    /// Whether the schema, or a part of it, is missing.
+    pub(super) fn is_without_schema(&self) -> bool {
+        self.kind == Kind::Unmigrated
     }
 
     pub(super) fn standby(address: &str) -> Self {
@@ -159,45 +178,37 @@ impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         match fault.kind {
             Kind::Passing => Self::new(fault),
-            Kind::Lasting | Kind::Forbidden => Self::lasting(fault),
+            Kind::Lasting | Kind::Unmigrated | Kind::Forbidden => Self::lasting(fault),
             Kind::Abandoned => Self::abandoned(fault),
         }
     }
 }
 
-/// Whether a schema, a table or a function is missing.
-pub(super) fn is_without_schema(code: &SqlState) -> bool {
-    let missing = [
-        &SqlState::INVALID_SCHEMA_NAME,
-        &SqlState::UNDEFINED_FUNCTION,
-        &SqlState::UNDEFINED_TABLE,
-    ];
-    missing.contains(&code)
+/// Whether the connection is of no use after this error: it has broken, the server ends it or cannot write any more, or
+/// the schema is gone. The next connection makes the schema again, or says what is missing.
+pub(super) fn ends_connection(error: &tokio_postgres::Error) -> bool {
+    match error.code() {
+        None
+        | Some(
+            &SqlState::READ_ONLY_SQL_TRANSACTION
+            | &SqlState::INVALID_SCHEMA_NAME
+            | &SqlState::UNDEFINED_TABLE,
+        ) => true,
+        Some(code) => ["08", "57P"].iter().any(|it| code.code().starts_with(it)),
+    }
 }
 
-/// Whether the connection is of no use after this error: the server ends it, or cannot write any more, or the schema is
-/// gone. The next connection makes the schema again, or says what is missing.
-pub(super) fn ends_connection(code: &SqlState) -> bool {
-    let ending = [
-        &SqlState::READ_ONLY_SQL_TRANSACTION,
-        &SqlState::INVALID_SCHEMA_NAME,
-        &SqlState::UNDEFINED_TABLE,
-    ];
-    ending.contains(&code) || ["08", "57P"].iter().any(|it| code.code().starts_with(it))
-}
-
-/// Whether a retry can help.
+/// What can help.
 fn kind(code: &SqlState) -> Kind {
-    let lasting = [
-        &SqlState::INVALID_CATALOG_NAME,
-        &SqlState::UNTRANSLATABLE_CHARACTER,
-        &isolation(),
-    ];
-    match code {
-        code if *code == SqlState::INSUFFICIENT_PRIVILEGE => Kind::Forbidden,
-        code if lasting.contains(&code) || is_without_schema(code) => Kind::Lasting,
-        // The user, or the password.
-        code if code.code().starts_with("28") => Kind::Lasting,
+    match *code {
+        SqlState::INSUFFICIENT_PRIVILEGE => Kind::Forbidden,
+        // A schema, a table or a function is missing.
+        SqlState::INVALID_SCHEMA_NAME
+        | SqlState::UNDEFINED_FUNCTION
+        | SqlState::UNDEFINED_TABLE => Kind::Unmigrated,
+        SqlState::INVALID_CATALOG_NAME | SqlState::UNTRANSLATABLE_CHARACTER => Kind::Lasting,
+        // The user, or the password; and what our functions say in another isolation level.
+        _ if code.code().starts_with("28") || code.code() == "LS002" => Kind::Lasting,
         _ => Kind::Passing,
     }
 }
@@ -211,11 +222,6 @@ pub(crate) fn is_stale_fence(error: &tokio_postgres::Error) -> bool {
 pub(crate) fn fence_error(error: &tokio_postgres::Error) -> StoreError {
     let told = Fault::refused("the transaction's connection", error);
     told.into()
-}
-
-/// What our functions say in another isolation level.
-fn isolation() -> SqlState {
-    SqlState::from_code("LS002")
 }
 
 #[cfg(feature = "tls-rustls")]

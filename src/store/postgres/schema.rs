@@ -1,10 +1,9 @@
 //! Tables and functions, and how they come into a database.
 
-use std::sync::LazyLock;
-
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row};
 
+use super::connection::Connection;
 use super::fault::{Address, Fault};
 use super::store::Settings;
 
@@ -37,17 +36,16 @@ pub(super) const FOREIGN: &str = "
         AND NOT (SELECT u.rolsuper FROM pg_catalog.pg_roles u WHERE u.rolname = current_user))
     LIMIT 1)";
 
-/// Refuses a schema in which [`FOREIGN`] found somebody. Returns whether there is one: what is not there now could be
-/// anybody's a moment later.
-pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Result<bool, Fault> {
+/// Refuses a schema in which [`FOREIGN`] found somebody, and one that is not there: it could be anybody's a moment later.
+pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Result<(), Fault> {
     let Some(row) = found.first() else {
-        return Ok(true);
+        return Ok(());
     };
     let owner: Option<String> = row
         .try_get(0)
         .map_err(|error| Fault::broken(address, &error))?;
     let Some(owner) = owner else {
-        return Ok(false);
+        return Err(Fault::without_schema(address, schema));
     };
     Err(Fault::unusable(
         address,
@@ -58,19 +56,10 @@ pub(super) fn refuse_foreign(address: &str, schema: &str, found: &[Row]) -> Resu
     ))
 }
 
-/// That the schema is not there.
-pub(super) fn missing(address: &str, schema: &str) -> Fault {
-    Fault::unusable(
-        address,
-        format_args!("it has no schema {schema:?}: run PostgresStore::migrate"),
-    )
-}
-
 /// The statements for a schema of this name.
 pub(super) fn sql(schema: &str) -> String {
-    static PARTS: LazyLock<Vec<&str>> = LazyLock::new(|| SQL.split("lockstream.").collect());
     let quoted = quote(schema);
-    let named = PARTS.join(&format!("{quoted}."));
+    let named = SQL.replace("lockstream.", &format!("{quoted}."));
     let create = named.replace(
         "SCHEMA IF NOT EXISTS lockstream;",
         &format!("SCHEMA IF NOT EXISTS {quoted};"),
@@ -97,52 +86,60 @@ pub(super) fn fault(schema: &str) -> Option<&'static str> {
     }
 }
 
-/// Makes the schema if it is not there, all of it or nothing. `begin`: of its transaction.
+/// Makes the schema if it is not there, all of it or nothing. `begin`: of its transaction, in which the connection stays
+/// if it takes too long.
 pub(super) async fn migrate(
-    client: &Client,
-    address: &Address,
+    connection: &mut Connection,
     settings: &Settings,
     begin: &str,
 ) -> Result<(), Fault> {
-    let refused = |error| Fault::refused(address, &error);
+    let (client, address) = (connection.client.clone(), connection.address.clone());
+    let refused = |error| Fault::refused(&address, &error);
     // It waits for another migration as long as a statement may take.
     let begin =
         format!("{begin}; SET LOCAL lock_timeout = 0; SELECT pg_advisory_xact_lock({MIGRATION})");
-    client.batch_execute(&begin).await.map_err(refused)?;
-    let made = make(client, address, settings).await;
-    if made.is_err() {
-        // The connection may have ended; then the server rolls back.
-        let _ = client.batch_execute("ROLLBACK").await;
-        return made;
-    }
-    client.batch_execute("COMMIT").await.map_err(refused)
+    let migrating = async {
+        client.batch_execute(&begin).await.map_err(refused)?;
+        let made = make(&client, &address, settings).await;
+        if made.is_err() {
+            // The connection may have ended; then the server rolls back.
+            let _ = client.batch_execute("ROLLBACK").await;
+            return made;
+        }
+        client.batch_execute("COMMIT").await.map_err(refused)
+    };
+    connection.ask(migrating).await?
 }
 
 async fn make(client: &Client, address: &Address, settings: &Settings) -> Result<(), Fault> {
     let refused = |error| Fault::refused(address, &error);
     let schema = &settings.schema;
-    let is_there = is_there(client, schema).await.map_err(refused)?;
-    if !is_there {
+    let table = format!("{}.state", quote(schema));
+    let finding = "SELECT to_regclass($1) IS NOT NULL";
+    let found = client.query_typed(finding, &[(&table, Type::TEXT)]).await;
+    // It has our tables, or some of them.
+    let is_there = |found: &Row| found.get(0);
+    if !found.map_err(refused)?.first().is_some_and(is_there) {
         let made = client.batch_execute(&sql(schema)).await;
         made.map_err(refused)?;
     }
     // Checked also if we have just made it: somebody else may have been quicker to make the schema.
-    let foreign = client
-        .query_typed(
-            FOREIGN,
-            &[(schema, Type::TEXT), (&settings.schema_owner, Type::TEXT)],
-        )
-        .await;
+    let which = [
+        (schema as _, Type::TEXT),
+        (&settings.schema_owner as _, Type::TEXT),
+    ];
+    let foreign = client.query_typed(FOREIGN, &which).await;
     refuse_foreign(address, schema, &foreign.map_err(refused)?)?;
-    if let Some(quiet) = settings.quiet() {
-        let set = client.batch_execute(&set_quiet(schema, quiet)).await;
+    if let Some(quiet) = settings.quiet {
+        let set = set_quiet(schema, quiet.as_micros());
+        let set = client.batch_execute(&set).await;
         set.map_err(refused)?;
     }
     Ok(())
 }
 
 /// Sets the quiet time, and the default by which the row is made again. Not if it is set, since that locks the table.
-fn set_quiet(schema: &str, quiet: i64) -> String {
+fn set_quiet(schema: &str, quiet: u128) -> String {
     let table = format!("{}.state", quote(schema));
     format!(
         "DO $$ BEGIN IF NOT EXISTS (SELECT 1 FROM {table} WHERE quiet = {quiet}) THEN
@@ -150,16 +147,4 @@ fn set_quiet(schema: &str, quiet: i64) -> String {
              INSERT INTO {table} DEFAULT VALUES ON CONFLICT (one) DO UPDATE SET quiet = {quiet};
          END IF; END $$"
     )
-}
-
-/// Whether it has our tables, or some of them.
-async fn is_there(client: &Client, schema: &str) -> Result<bool, tokio_postgres::Error> {
-    let table = format!("{}.state", quote(schema));
-    let found = client
-        .query_typed(
-            "SELECT to_regclass($1) IS NOT NULL",
-            &[(&table, Type::TEXT)],
-        )
-        .await?;
-    Ok(found.first().is_some_and(|row| row.get(0)))
 }

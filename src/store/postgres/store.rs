@@ -4,17 +4,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
-
 use super::address::Endpoint;
-use super::call::{self, Names};
+use super::backend::PostgresBackend;
+use super::call;
 use super::fault::Fault;
-use super::hello::Hello;
 use super::schema;
-use super::session::PostgresSession;
 use crate::StoreError;
 use crate::operation::Operation;
 use crate::store::contract::{Session, SessionConfig};
+use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::{LockStore, sealed};
@@ -76,19 +74,7 @@ pub(super) struct Settings {
     pub(super) is_durable: bool,
     /// Whether the schema is made if it is not there.
     pub(super) migrates: bool,
-    quiet: Option<Duration>,
-}
-
-impl Settings {
-    /// In the units of the database.
-    pub(super) fn quiet(&self) -> Option<i64> {
-        let micros = |quiet: Duration| i64::try_from(quiet.as_micros()).unwrap_or(i64::MAX);
-        self.quiet.map(micros)
-    }
-
-    pub(super) fn fence_sql(&self) -> String {
-        format!("SELECT {}.fence($1, $2, $3)", schema::quote(&self.schema))
-    }
+    pub(super) quiet: Option<Duration>,
 }
 
 impl PostgresStore {
@@ -143,31 +129,17 @@ impl PostgresStore {
     pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
         let settings = self.settings.clone();
         Operation::new(async move {
-            let (sender, _heard) = mpsc::unbounded_channel();
-            let endpoint = &settings.endpoint;
-            let link = endpoint.connect(CONNECT_WITHIN, sender).await?;
+            let mut connection = settings.endpoint.connect(CONNECT_WITHIN).await?;
             let begin = call::begin(CONNECT_WITHIN);
-            let migrating = schema::migrate(&link.client, &endpoint.address, &settings, &begin);
-            let migrated = tokio::time::timeout(CONNECT_WITHIN, migrating).await;
-            Ok(migrated
-                .unwrap_or_else(|_| Err(Fault::silent(&endpoint.address, CONNECT_WITHIN)))?)
+            Ok(schema::migrate(&mut connection, &settings, &begin).await?)
         })
     }
 
     /// Checks that calls would be answered.
     async fn try_out(&self) -> Result<(), Fault> {
-        let names = Names::new(
-            "lock".into(),
-            "".into(),
-            &self.settings.schema,
-            CONNECT_WITHIN,
-        );
-        let hello = Hello {
-            settings: &self.settings,
-            names: &names,
-            within: CONNECT_WITHIN,
-        };
-        hello.set_up(&[]).await.map(drop)
+        let settings = self.settings.clone();
+        let backend = PostgresBackend::new(settings, "lock".into(), "".into(), CONNECT_WITHIN);
+        Arc::new(backend).set_up(&[]).await.map(drop)
     }
 }
 
@@ -193,7 +165,9 @@ impl LockStore for PostgresStore {
         if let Some(pooled) = &mut settings.pooled {
             pooled.name(&name);
         }
-        Arc::new(PostgresSession::new(settings, config))
+        let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
+        let backend = PostgresBackend::new(settings, prefix, instance, config.response_timeout);
+        Arc::new(DriverSession::new(Arc::new(backend), config))
     }
 
     fn place(&self) -> Option<String> {
@@ -222,7 +196,7 @@ impl LockStore for PostgresStore {
 pub struct PostgresStoreBuilder {
     settings: Result<Settings, Fault>,
     #[cfg(feature = "tls-rustls")]
-    tls: Result<Tls, Fault>,
+    tls: Result<Tls, String>,
 }
 
 impl PostgresStoreBuilder {
@@ -244,11 +218,18 @@ impl PostgresStoreBuilder {
         }
     }
 
-    fn set(mut self, set: impl FnOnce(&mut Settings) -> Result<(), Fault>) -> Self {
-        self.settings = self.settings.and_then(|mut settings| {
-            set(&mut settings)?;
-            Ok(settings)
-        });
+    fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
+        if let Ok(settings) = &mut self.settings {
+            set(settings);
+        }
+        self
+    }
+
+    /// The first setting that is not allowed is the one that is told.
+    fn check(mut self, is_allowed: bool, what: &str, reason: impl fmt::Display) -> Self {
+        if !is_allowed && self.settings.is_ok() {
+            self.settings = Err(Fault::invalid(what, reason));
+        }
         self
     }
 
@@ -256,16 +237,10 @@ impl PostgresStoreBuilder {
     /// each other.
     pub fn schema(self, schema: impl Into<String>) -> Self {
         let schema = schema.into();
-        self.set(|settings| {
-            if let Some(reason) = schema::fault(&schema) {
-                return Err(Fault::invalid(
-                    "schema",
-                    format_args!("{schema:?} {reason}"),
-                ));
-            }
-            settings.schema = schema;
-            Ok(())
-        })
+        let fault = schema::fault(&schema);
+        let reason = format!("{schema:?} {}", fault.unwrap_or_default());
+        let checked = self.check(fault.is_none(), "schema", reason);
+        checked.set(|settings| settings.schema = schema)
     }
 
     /// Trusts a schema of this role. The functions of the schema run with the rights of whoever calls them, so a
@@ -274,68 +249,48 @@ impl PostgresStoreBuilder {
     /// unless the store's role is a superuser, each role whose rights it has. A role that only runs migrations may be
     /// none of these. In a url it is `schema_owner=role`.
     pub fn schema_owner(self, role: impl Into<String>) -> Self {
-        let role = role.into();
-        self.set(|settings| {
-            settings.schema_owner = Some(role);
-            Ok(())
-        })
+        self.set(|settings| settings.schema_owner = Some(role.into()))
     }
 
     /// How many connections of a registry carry calls: 1 to 16, by default 1. A connection has one call in flight, with
     /// up to 256 operations, and waits until the server has it on disk. More connections help a registry of many busy
     /// keys.
     pub fn lanes(self, lanes: usize) -> Self {
-        self.set(|settings| {
-            if !(1..=MOST_LANES).contains(&lanes) {
-                return Err(Fault::invalid(
-                    "lanes",
-                    format_args!("must be from 1 to {MOST_LANES}"),
-                ));
-            }
-            settings.lanes = lanes;
-            Ok(())
-        })
+        let is_allowed = (1..=MOST_LANES).contains(&lanes);
+        let reason = format_args!("must be from 1 to {MOST_LANES}");
+        let checked = self.check(is_allowed, "lanes", reason);
+        checked.set(|settings| settings.lanes = lanes)
     }
 
     /// Sends calls to a pooler in transaction mode, such as PgBouncer. The url of the store must still be the server's
     /// own: one connection of each registry listens there.
-    pub fn pooled(self, url: impl AsRef<str>) -> Self {
-        let pooled = Endpoint::parse(url.as_ref());
-        self.set(|settings| {
-            settings.pooled = Some(pooled?);
-            Ok(())
-        })
+    pub fn pooled(mut self, url: impl AsRef<str>) -> Self {
+        self.settings = self.settings.and_then(|settings| {
+            let pooled = Some(Endpoint::parse(url.as_ref())?);
+            Ok(Settings { pooled, ..settings })
+        });
+        self
     }
 
     /// Whether the server has a lease on disk before it answers: true by default. With `false` it answers sooner, and a
     /// crash of the server may lose leases of the last moments. Then somebody else may get a lock that is held, unless
     /// there is a [quiet time](Self::quiet_time). Tokens and fences hold either way.
     pub fn synchronous_commit(self, is_durable: bool) -> Self {
-        self.set(|settings| {
-            settings.is_durable = is_durable;
-            Ok(())
-        })
+        self.set(|settings| settings.is_durable = is_durable)
     }
 
     /// For how long nobody gets a free lock after the server has lost data, or may have: after a crash, a fail-over, a
     /// restore. It must be at least the longest ttl and the longest `KeepFor` in use. It is a setting of the schema, for
     /// all registries, and is stored by [`PostgresStore::migrate`] and by [`connect`](Self::connect).
     pub fn quiet_time(self, quiet: Duration) -> Self {
-        self.set(|settings| {
-            if quiet > Duration::from_secs(7 * 86_400) {
-                return Err(Fault::invalid("quiet time", "must be at most a week"));
-            }
-            settings.quiet = Some(quiet);
-            Ok(())
-        })
+        let is_allowed = quiet <= Duration::from_secs(7 * 86_400);
+        let checked = self.check(is_allowed, "quiet time", "must be at most a week");
+        checked.set(|settings| settings.quiet = Some(quiet))
     }
 
     /// Whether the schema is made if it is not there: true by default.
     pub fn migrate(self, migrates: bool) -> Self {
-        self.set(|settings| {
-            settings.migrates = migrates;
-            Ok(())
-        })
+        self.set(|settings| settings.migrates = migrates)
     }
 
     /// Trusts servers whose certificate was signed by this authority, in PEM, in place of the authorities of the system.
@@ -343,8 +298,7 @@ impl PostgresStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        let trusting = |tls: Tls| tls.trusting(pem.as_ref()).map_err(invalid_certificates);
-        self.tls = self.tls.and_then(trusting);
+        self.tls = self.tls.and_then(|tls| tls.trusting(pem.as_ref()));
         self
     }
 
@@ -353,10 +307,7 @@ impl PostgresStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
-        let showing = |tls: Tls| {
-            tls.showing(pem.as_ref(), key.as_ref())
-                .map_err(invalid_certificates)
-        };
+        let showing = |tls: Tls| tls.showing(pem.as_ref(), key.as_ref());
         self.tls = self.tls.and_then(showing);
         self
     }
@@ -388,7 +339,7 @@ impl PostgresStoreBuilder {
         settings.endpoint.option(OPTIONS);
         #[cfg(feature = "tls-rustls")]
         {
-            let tls = self.tls?;
+            let tls = self.tls.map_err(Fault::certificates)?;
             settings.endpoint.secure(tls.clone())?;
             if let Some(pooled) = &mut settings.pooled {
                 pooled.secure(tls)?;
@@ -396,11 +347,6 @@ impl PostgresStoreBuilder {
         }
         Ok(PostgresStore { settings })
     }
-}
-
-#[cfg(feature = "tls-rustls")]
-fn invalid_certificates(reason: String) -> Fault {
-    Fault::invalid("certificates", reason)
 }
 
 impl fmt::Debug for PostgresStoreBuilder {

@@ -1,53 +1,51 @@
 //! How unused rows are deleted.
 
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use super::call::{Names, bounded};
+use super::backend::PostgresBackend;
+use super::call::bounded;
 use super::fault::{Fault, ends_connection};
-use super::store::Settings;
+use crate::user_code::log;
 
-/// Why a sweep has ended early.
-#[derive(Debug)]
-pub(super) enum Interrupted {
-    /// The server cannot be reached, or does not answer.
-    Broken(Fault),
-    /// The server refuses.
-    Refused(Fault),
-}
-
-/// Deletes what nobody uses, a short piece at a time, on a connection of its own: no call waits for that. It runs for
-/// half of the time at most. If another registry sweeps, or has swept a moment ago, there is nothing to do.
-///
-/// Cancel safe: each piece is a transaction, and the next sweep goes on behind the last one.
-pub(super) async fn sweep(
-    settings: &Settings,
-    names: &Names,
-    within: Duration,
-) -> Result<(), Interrupted> {
-    let endpoint = &settings.endpoint;
-    let (sender, _heard) = mpsc::unbounded_channel();
-    let link = endpoint
-        .connect(within, sender)
-        .await
-        .map_err(Interrupted::Broken)?;
-    loop {
-        let began = Instant::now();
-        let rows = timeout(within, bounded(&link.client, names, &names.sweep, &[])).await;
-        let rows =
-            rows.map_err(|_| Interrupted::Broken(Fault::silent(&endpoint.address, within)))?;
-        let rows = rows.map_err(|error| {
-            let fault = Fault::broken(&endpoint.address, &error);
-            match error.code() {
-                Some(code) if !ends_connection(code) => Interrupted::Refused(fault),
-                _ => Interrupted::Broken(fault),
+impl PostgresBackend {
+    /// Deletes what nobody uses. If that fails, the next sweep tries it again.
+    pub(super) async fn sweep(&self) {
+        let address = &*self.settings.endpoint.address;
+        match self.try_sweep().await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) if !self.has_warned_of_sweep.swap(true, Ordering::Relaxed) => {
+                log!(warn, address, %error, "unused rows cannot be deleted, and the tables grow");
             }
-        })?;
-        if rows.first().is_none_or(|row| row.get(0)) {
-            return Ok(());
+            Ok(Err(error)) | Err(error) => {
+                log!(debug, address, %error, "unused rows were not deleted");
+            }
         }
-        sleep(began.elapsed()).await;
+    }
+
+    /// Deletes a short piece at a time, on a connection of its own: no call waits for that. It runs for half of the time
+    /// at most. If another registry sweeps, or has swept a moment ago, there is nothing to do. The inner error says that
+    /// the server refuses, the outer one that it cannot be reached, or does not answer.
+    ///
+    /// Cancel safe: each piece is a transaction, and the next sweep goes on behind the last one.
+    async fn try_sweep(&self) -> Result<Result<(), Fault>, Fault> {
+        let endpoint = &self.settings.endpoint;
+        let mut connection = endpoint.connect(self.within).await?;
+        let client = connection.client.clone();
+        // Sweeps, and answers whether there is nothing more to sweep, or another registry sweeps.
+        let sql = self.names.sql("sweep_1()");
+        loop {
+            let began = Instant::now();
+            let sweeping = bounded(&client, &self.names, &sql, &[]);
+            match connection.ask(sweeping).await? {
+                Ok(rows) if rows.first().is_none_or(|row| row.get(0)) => return Ok(Ok(())),
+                Ok(_) => sleep(began.elapsed()).await,
+                Err(error) if ends_connection(&error) => {
+                    return Err(Fault::broken(&endpoint.address, &error));
+                }
+                Err(error) => return Ok(Err(Fault::broken(&endpoint.address, &error))),
+            }
+        }
     }
 }

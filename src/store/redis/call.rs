@@ -1,24 +1,22 @@
 //! Operations as the words of a script call.
 
-use std::io::Write;
 use std::time::Duration;
 
-use redis::{Cmd, RedisWrite};
-
 use super::keys::Names;
-use super::request::{Request, RequestKind};
-use super::script::Script;
-use crate::store::contract::{KEPT, Mode, Op, Owner, ServerTime, SubmittedOp};
+use crate::store::contract::{KEPT, Mode, Op, Owner, ServerTime};
+use crate::store::driver::Request;
 
-/// The call for these requests. They are all renewals, all bare, all inspections, or all others. `of_use`:
-/// the last server time at which the caller still waits for an answer (O5).
-pub(super) fn command(
-    script: &Script,
+/// Writes the call for these requests. They are all renewals, all bare, all inspections, or all others. `script`: the
+/// command, and the script's name or text. `of_use`: the last server time at which the caller still waits for an answer
+/// (O5).
+pub(super) fn write(
+    out: &mut Vec<u8>,
+    script: [&str; 2],
     names: &Names,
     number: u64,
     of_use: ServerTime,
     requests: &[Request],
-) -> Cmd {
+) {
     let ops: Vec<_> = requests.iter().map(spell).collect();
     // The numbers of locks, queues, subscriptions and fences that follow, in this order.
     let sets = match ops.first() {
@@ -28,43 +26,73 @@ pub(super) fn command(
         _ => 4,
     };
     let keys = sets.min(3) * ops.len() + sets / 4;
-    let mut command = script.command(keys, 3 + 4 * ops.len());
-    for request in requests {
-        add(&mut command, &names.lock(request.key()));
-    }
-    for request in requests.iter().filter(|_| sets > 1) {
-        add(&mut command, &names.queue(request.key()));
-    }
-    for request in requests.iter().filter(|_| sets > 2) {
-        add(&mut command, &names.listeners(request.key()));
-    }
-    for request in requests.iter().take(sets / 4) {
-        add(&mut command, &names.fence(request.key()));
-    }
-    let letters: Vec<_> = ops.iter().map(|(letter, _)| *letter).collect();
-    let is_of_use_for_a_time = letters.iter().any(|letter| b"AELD".contains(letter));
-    command.arg(number).arg(letters);
-    // As long as the number that the script compares it with (O5).
-    let of_use = is_of_use_for_a_time.then(|| format!("{of_use:016}"));
-    command.arg(of_use.as_deref().unwrap_or(""));
     let is_said = |index: &usize| ops.iter().any(|(_, words)| words[*index] != Word::None);
     let said = (0..4).rev().find(is_said).map_or(0, |last| last + 1);
+    begin(out, 3 + keys + 3 + said * ops.len());
+    for it in script {
+        add(out, [it]);
+    }
+    add(out, [Digits::new().format(keys)]);
+    for request in requests {
+        add(out, names.lock(request.key()));
+    }
+    for request in requests.iter().filter(|_| sets > 1) {
+        add(out, names.queue(request.key()));
+    }
+    for request in requests.iter().filter(|_| sets > 2) {
+        add(out, names.listeners(request.key()));
+    }
+    for request in requests.iter().take(sets / 4) {
+        add(out, names.fence(request.key()));
+    }
+    add(out, [Digits::new().format(number)]);
+    let mut letters = String::with_capacity(ops.len());
+    letters.extend(ops.iter().map(|(letter, _)| char::from(*letter)));
+    add(out, [&letters]);
+    let is_of_use_for_a_time = letters.contains(['A', 'E', 'L', 'D']);
+    // As long as the number that the script compares it with (O5).
+    let of_use = is_of_use_for_a_time.then(|| format!("{of_use:016}"));
+    add(out, [of_use.as_deref().unwrap_or("")]);
+    let instance = names.instance();
     for index in 0..said {
         for (_, words) in &ops {
-            let mut word = command.writer_for_next_arg();
-            let written = match words[index] {
-                Word::None | Word::Mode(Mode::Exclusive) => Ok(()),
-                Word::Number(number) => write!(word, "{number}"),
-                Word::Text(text) => write!(word, "{text}"),
-                Word::Owner(owner) => write!(word, "{}:{}", names.instance(), owner.sequence),
-                Word::Kept(owner) => write!(word, "{}{KEPT}:{}", names.instance(), owner.sequence),
-                Word::Mode(Mode::Shared) => write!(word, "{READER}"),
-                Word::Mode(Mode::Permits { limit, weight }) => write!(word, "{weight}/{limit}"),
-            };
-            written.expect(TAKES_ALL);
+            let (mut one, mut two) = (Digits::new(), Digits::new());
+            match words[index] {
+                Word::None | Word::Mode(Mode::Exclusive) => add(out, []),
+                Word::Number(number) => add(out, [one.format(number)]),
+                Word::Text(text) => add(out, [text]),
+                Word::Owner(owner) => add(out, [instance, ":", one.format(owner.sequence)]),
+                Word::Kept(owner) => add(out, [instance, KEPT, ":", one.format(owner.sequence)]),
+                Word::Mode(Mode::Shared) => add(out, [READER]),
+                Word::Mode(Mode::Permits { limit, weight }) => {
+                    add(out, [one.format(weight), "/", two.format(limit)]);
+                }
+            }
         }
     }
-    command
+}
+
+type Digits = itoa::Buffer;
+
+/// Begins a command of so many words.
+fn begin(out: &mut Vec<u8>, words: usize) {
+    out.push(b'*');
+    out.extend_from_slice(Digits::new().format(words).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Adds one word that is given in pieces.
+fn add<const N: usize>(out: &mut Vec<u8>, pieces: [&str; N]) {
+    let length: usize = pieces.iter().map(|piece| piece.len()).sum();
+    // Room for all of it, and for the length before it.
+    out.reserve(length + 32);
+    out.push(b'$');
+    out.extend_from_slice(Digits::new().format(length).as_bytes());
+    out.extend_from_slice(b"\r\n");
+    for piece in pieces {
+        out.extend_from_slice(piece.as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
 }
 
 /// The mode of a reader, as the script writes it. That of an exclusive lock is empty.
@@ -78,16 +106,6 @@ pub(super) fn read_mode(mode: &str) -> Option<Mode> {
     let (weight, limit) = mode.split_once('/')?;
     let (weight, limit) = (weight.parse().ok()?, limit.parse().ok()?);
     Some(Mode::Permits { limit, weight })
-}
-
-const TAKES_ALL: &str = "a command takes everything";
-
-/// Adds one word that is given in pieces.
-fn add(command: &mut Cmd, pieces: &[&str]) {
-    let mut word = command.writer_for_next_arg();
-    for piece in pieces {
-        word.write_all(piece.as_bytes()).expect(TAKES_ALL);
-    }
 }
 
 /// One argument of an operation.
@@ -105,7 +123,7 @@ pub(super) enum Word<'a> {
 /// Its name in `script.lua`, and its arguments.
 pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 4]) {
     use Word::{None, Number, Text};
-    let RequestKind::Op(SubmittedOp { op, .. }) = &request.kind else {
+    let Some(op) = request.op() else {
         return (b'I', [None; 4]);
     };
     let mode = match op.owner().mode {
@@ -150,6 +168,8 @@ mod tests {
     use futures::channel::oneshot;
 
     use super::*;
+    use crate::store::contract::SubmittedOp;
+    use crate::store::driver::RequestKind;
     use crate::store::redis::script;
 
     const TTL: Duration = Duration::from_secs(30);
@@ -159,16 +179,13 @@ mod tests {
     }
 
     /// The words after the script's hash.
-    fn words(command: &Cmd) -> String {
-        let words = command.args_iter().skip(2).map(|arg| match arg {
-            redis::Arg::Simple(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
-            _ => panic!("a cursor"),
-        });
-        words.collect::<Vec<_>>().join("|")
-    }
-
     fn batch(requests: &[Request]) -> String {
-        words(&command(&script::SERVER, &names(), 5, 1000, requests))
+        let mut call = Vec::new();
+        let script = script::SERVER.named();
+        write(&mut call, script, &names(), 5, 1000, requests);
+        let words: Vec<String> =
+            redis::from_redis_value(redis::parse_redis_value(&call).unwrap()).unwrap();
+        words[2..].join("|")
     }
 
     fn names() -> Names {

@@ -1,26 +1,17 @@
 //! The nodes of a cluster: how it is named in urls, and which primary has which slot.
 
 use std::iter;
-use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
-use redis::aio::MultiplexedConnection;
-use redis::{ConnectionAddr, FromRedisValue, Value, cmd};
+use redis::{Cmd, ConnectionAddr, FromRedisValue, Value, cmd};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::endpoint::{Endpoint, ignore, is_host, split_url};
+use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
-use super::slots::{SLOTS, Slot};
-use super::stream;
-
-/// `host:port` of a node.
-pub(super) type Address = Arc<str>;
-
-/// The slots of each primary, as one node saw them.
-pub(super) type SlotMap = Vec<(Address, RangeInclusive<Slot>)>;
+use super::slots::SLOTS;
+use crate::store::driver::{Address, Slot, SlotMap};
 
 /// The next node is asked as well when one has not answered within this part of the time.
 const NEXT_AFTER: u32 = 8;
@@ -90,8 +81,9 @@ impl Seeds {
                 let address = node.address.clone();
                 let silent = Fault::Silent { address, within };
                 let asking = async {
-                    let (mut link, _) = node.connect(within, ignore).await?;
-                    ask_map(&mut link.connection, &node.address, within).await
+                    let (mut link, _) = node.connect::<()>(within).await?;
+                    let map = link.ask(&map_question(), within).await?;
+                    read_map_of(&map, &node.address)
                 };
                 timeout_at(give_up, asking).await.unwrap_or(Err(silent))
             }));
@@ -109,21 +101,19 @@ impl Seeds {
     }
 }
 
-/// Asks for the map over a connection that stands.
-pub(super) async fn ask_map(
-    connection: &mut MultiplexedConnection,
-    address: &Address,
-    within: Duration,
-) -> Result<SlotMap, Fault> {
-    let question = cmd("CLUSTER").arg("SLOTS").take();
-    let answer = stream::ask(connection, &question, address, within).await?;
-    let what = match read_map(&answer, address) {
+/// Asks a node for the map.
+pub(super) fn map_question() -> Cmd {
+    cmd("CLUSTER").arg("SLOTS").take()
+}
+
+/// The answer to [`map_question`].
+pub(super) fn read_map_of(answer: &Value, node: &Address) -> Result<SlotMap, Fault> {
+    let what = match read_map(answer, node) {
         Some(map) if !map.is_empty() => return Ok(map),
         Some(_) => "no node of its cluster has a slot",
         None => "it does not report its slots",
     };
-    let address = address.clone();
-    Err(Fault::Garbled { address, what })
+    Err(Fault::garbled(node, what))
 }
 
 /// Reads the answer of the node at `asked`, which leaves out its own host where it does not know it.

@@ -3,17 +3,18 @@
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream};
 use futures::{FutureExt, StreamExt};
-use redis::aio::MultiplexedConnection;
-use redis::{RedisConnectionInfo, Value, cmd};
-use tokio::sync::watch;
+use redis::{Cmd, RedisConnectionInfo, cmd};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::cluster::Address;
-use super::fault::{ErrorReply, Fault};
+use super::fault::Fault;
+use crate::store::driver::Address;
 use crate::user_code::log;
 
 /// How long a connection waits between two looks for new credentials: a provider may have some, or an error, at once each
@@ -141,47 +142,50 @@ impl Newer {
         })
     }
 
-    /// Authenticates a connection anew whenever there are new credentials. Ends when none will follow, or the connection
-    /// has ended.
-    ///
-    /// If they are refused, the connection goes on as the user that it is. If the server ends it, the next one is opened
-    /// with the credentials that are the newest then.
-    pub(super) async fn authenticate(
-        mut self,
-        mut connection: MultiplexedConnection,
-        address: Address,
-    ) {
-        let address = &*address;
+    /// Hands on whatever new credentials there are. Ends when none will follow, or nobody takes them.
+    async fn hand_to(mut self, newest: mpsc::Sender<Credentials>, address: Address) {
         while let Some(next) = self.next().await {
-            let credentials = match next {
-                Ok(credentials) => credentials,
+            match next {
+                Ok(credentials) => {
+                    if newest.send(credentials).await.is_err() {
+                        return;
+                    }
+                }
                 Err(error) => {
+                    let address = &*address;
                     log!(warn, address, error, "no new credentials");
-                    sleep(PAUSE).await;
-                    continue;
                 }
-            };
-            let auth = cmd("AUTH")
-                .arg(&credentials.user)
-                .arg(&credentials.password)
-                .take();
-            match connection.send_packed_command(&auth).await {
-                Ok(Value::ServerError(error)) => {
-                    // Its text may quote the password.
-                    let error = ErrorReply::from(&error);
-                    let code = error.code();
-                    log!(
-                        warn,
-                        address,
-                        code,
-                        "the server refused the new credentials"
-                    );
-                }
-                Ok(_) => log!(debug, address, "authenticated with new credentials"),
-                Err(_) => return,
             }
             sleep(PAUSE).await;
         }
+    }
+}
+
+/// The new credentials of a connection. Their provider is the user's code, and has a task of its own.
+///
+/// If they are refused, the connection goes on as the user that it is. If the server ends it, the next one is opened with
+/// the credentials that are the newest then.
+pub(super) struct Renewal {
+    newest: mpsc::Receiver<Credentials>,
+    _provider: JoinSet<()>,
+}
+
+impl Renewal {
+    pub(super) fn new(newer: Newer, address: Address) -> Self {
+        let (sender, newest) = mpsc::channel(1);
+        Self {
+            newest,
+            _provider: JoinSet::from_iter([newer.hand_to(sender, address)]),
+        }
+    }
+
+    /// The command that authenticates with the next credentials. `None`: none will follow.
+    pub(super) fn poll_login(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cmd>> {
+        let newest = self.newest.poll_recv(cx);
+        newest.map(|newest| {
+            let Credentials { user, password } = newest?;
+            Some(cmd("AUTH").arg(user).arg(password).take())
+        })
     }
 }
 
@@ -274,8 +278,8 @@ mod tests {
             count.fetch_add(1, Ordering::Relaxed);
             Err("no file".to_owned())
         });
-        let (mut link, _server) = super::super::stream::tests::pair().await;
-        link.follow(Newer(endless.take(MANY).boxed()), &Address::from("a:1"));
+        let newer = Newer(endless.take(MANY).boxed());
+        let _renewal = Renewal::new(newer, Address::from("a:1"));
         tokio::time::sleep(PAUSE * 3).await;
         let asked = asked.load(Ordering::Relaxed);
         assert!((2..=5 * (AT_ONCE + 1)).contains(&asked), "{asked}");

@@ -1,24 +1,34 @@
 //! A server's address, and how to connect to it.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::AsyncPushSender;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    RedisError, Value, cmd,
+    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisError,
+    Value, cmd,
 };
+use tokio::time::timeout;
 
-use super::credentials::Source;
+use super::credentials::{Renewal, Source};
 use super::fault::{ErrorReply, Fault};
-use super::stream::{Link, Opener};
+use super::link::Link;
+use super::login;
+use super::stream::Opener;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
+
+/// Why a user's own client cannot be taken.
+const UNVERIFIED: &str = "TLS without verification is not supported";
+const UNREADABLE: &str = "its certificates cannot be read: give them to RedisStoreBuilder::from_client(client) by \
+     root_certificate and client_certificate";
+#[cfg(not(feature = "tls-rustls"))]
+const NO_TLS: &str = "TLS needs lockstream's feature `tls-rustls`";
 
 /// Splits a url and decodes nothing: the scheme in lower case; user and password with the `@` after them; the hosts;
 /// and the rest from the first `/`, `?` or `#` on.
@@ -62,7 +72,13 @@ impl Endpoint {
             let reason = format!("it needs lockstream's feature `{missing}`");
             return Err(Fault::url(reason));
         }
-        let info = url.into_connection_info().map_err(|error| {
+        // The client library reads the url. TLS is ours, and so it need not know it.
+        let is_tls = matches!(&*scheme, "rediss" | "valkeys");
+        let plain = match is_tls {
+            true => format!("redis{}", &url[scheme.len()..]),
+            false => url.to_owned(),
+        };
+        let mut info = plain.into_connection_info().map_err(|error| {
             // The client library's errors about urls do not show the password.
             let text = error.to_string();
             let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
@@ -72,8 +88,17 @@ impl Endpoint {
             let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
             return Err(Fault::url(reason));
         }
-        if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
-            return Err(Fault::url("TLS without verification is not supported"));
+        if is_tls {
+            let fragment = tail.split_once('#').map(|(_, fragment)| fragment);
+            match fragment {
+                Some(it) if it.trim() == "insecure" => return Err(Fault::url(UNVERIFIED)),
+                Some(_) => return Err(Fault::url("what follows the # has no meaning")),
+                None => {}
+            }
+            if let ConnectionAddr::Tcp(host, port) = info.addr() {
+                let addr = over_tls(host.clone(), *port);
+                info = info.set_addr(addr);
+            }
         }
         // By default a second call would wait in the kernel for the reply to the first.
         let settings = TcpSettings::default().set_nodelay(true);
@@ -86,20 +111,18 @@ impl Endpoint {
         Self::new(client.get_connection_info().clone())
     }
 
-    /// Over TLS it trusts the roots of the system and has no client certificate, unless the client was made with
-    /// certificates, which cannot be read.
+    /// Over TLS it trusts the roots of the system and has no client certificate.
     fn new(info: ConnectionInfo) -> Self {
         let opener = match info.addr() {
-            #[cfg(feature = "redis-1")]
+            ConnectionAddr::TcpTls { insecure: true, .. } => Opener::Unusable(UNVERIFIED),
             ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
+                tls_params: Some(_),
                 ..
-            } if *insecure || tls_params.is_some() || cfg!(not(feature = "tls-rustls")) => {
-                Opener::Client
-            }
+            } => Opener::Unusable(UNREADABLE),
             #[cfg(feature = "tls-rustls")]
             ConnectionAddr::TcpTls { .. } => Opener::Tls(Arc::default()),
+            #[cfg(not(feature = "tls-rustls"))]
+            ConnectionAddr::TcpTls { .. } => Opener::Unusable(NO_TLS),
             _ => Opener::Plain,
         };
         Self {
@@ -108,6 +131,14 @@ impl Endpoint {
             opener,
             credentials: None,
             must_be_primary: false,
+        }
+    }
+
+    /// Whether it can be connected to, as far as that is known here.
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        match self.opener {
+            Opener::Unusable(reason) => Err(Fault::invalid("client", reason)),
+            _ => Ok(()),
         }
     }
 
@@ -131,12 +162,7 @@ impl Endpoint {
     pub(super) fn elsewhere(&self, host: &str, port: u16) -> Self {
         let host = host.to_owned();
         let addr = match self.is_tls() {
-            true => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: false,
-                tls_params: None,
-            },
+            true => over_tls(host, port),
             false => ConnectionAddr::Tcp(host, port),
         };
         Self {
@@ -148,12 +174,8 @@ impl Endpoint {
 
     /// Connects, and returns whether pushes are possible. They are not if the server, or a proxy before it, speaks
     /// only RESP2.
-    pub(super) async fn connect(
-        &self,
-        within: Duration,
-        pushes: impl AsyncPushSender,
-    ) -> Result<(Link, bool), Fault> {
-        match self.open(ProtocolVersion::RESP3, within, pushes).await {
+    pub(super) async fn connect<T>(&self, within: Duration) -> Result<(Link<T>, bool), Fault> {
+        match self.open(ProtocolVersion::RESP3, within).await {
             Err(Fault::Connect { source, .. }) if speaks_no_resp3(&source) => {
                 Ok((self.connect_resp2(within).await?, false))
             }
@@ -162,26 +184,21 @@ impl Endpoint {
     }
 
     /// Connects without pushes.
-    pub(super) async fn connect_resp2(&self, within: Duration) -> Result<Link, Fault> {
-        self.open(ProtocolVersion::RESP2, within, ignore).await
+    pub(super) async fn connect_resp2<T>(&self, within: Duration) -> Result<Link<T>, Fault> {
+        self.open(ProtocolVersion::RESP2, within).await
     }
 
     /// Connects and disconnects: checks that the server answers and accepts this user.
     pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
-        let (mut link, _) = self.connect(within, ignore).await?;
+        let (mut link, _) = self.connect::<()>(within).await?;
         // With RESP2, connecting does not show whether a password is missing.
-        match link.ask(&cmd("PING"), &self.address, within).await {
+        match link.ask(&cmd("PING"), within).await {
             Err(Fault::Refused { refusal, .. }) if refusal.code() == "NOPERM" => Ok(()),
             answer => answer.map(drop),
         }
     }
 
-    async fn open(
-        &self,
-        protocol: ProtocolVersion,
-        within: Duration,
-        pushes: impl AsyncPushSender,
-    ) -> Result<Link, Fault> {
+    async fn open<T>(&self, protocol: ProtocolVersion, within: Duration) -> Result<Link<T>, Fault> {
         let mut settings = self.info.redis_settings().clone().set_protocol(protocol);
         let mut newer = None;
         if let Some(source) = &self.credentials {
@@ -189,8 +206,20 @@ impl Endpoint {
             settings = credentials.login(settings);
             newer = Some(following);
         }
-        let info = self.info.clone().set_redis_settings(settings);
-        let opened = Link::open(&info, &self.opener, within, pushes).await;
+        let opening = async {
+            let stream = self.opener.open(&self.info).await?;
+            let mut link = Link::new(stream, self.address.clone(), within);
+            login::log_in(&mut link, &settings).await?;
+            Ok(link)
+        };
+        let began = std::time::Instant::now();
+        let opened = timeout(within, opening).await.unwrap_or_else(|_| {
+            let reason = match began.elapsed() < within / 2 {
+                true => "timed out: tokio's clock is paused",
+                false => "timed out",
+            };
+            Err(io::Error::new(io::ErrorKind::TimedOut, reason).into())
+        });
         let mut link = opened.map_err(|source| Fault::Connect {
             address: self.address.clone(),
             is_tls: self.is_tls(),
@@ -198,14 +227,14 @@ impl Endpoint {
             source,
         })?;
         if let Some(newer) = newer {
-            link.follow(newer, &self.address);
+            link.follow(Renewal::new(newer, self.address.clone()));
         }
         if !self.must_be_primary {
             return Ok(link);
         }
         // Asks the server itself: sentinels may learn of a fail-over late.
         let master = Value::BulkString("master".into());
-        match link.ask(&cmd("ROLE"), &self.address, within).await {
+        match link.ask(&cmd("ROLE"), within).await {
             // Without the right to ask, the probe of a session finds out whether the server accepts writes.
             Err(Fault::Refused { refusal, .. }) if matches!(refusal.code(), "NOPERM" | "ERR") => {
                 Ok(link)
@@ -219,9 +248,13 @@ impl Endpoint {
     }
 }
 
-/// For connections on which no pushes matter.
-pub(super) fn ignore(_: PushInfo) -> Result<(), ()> {
-    Ok(())
+fn over_tls(host: String, port: u16) -> ConnectionAddr {
+    ConnectionAddr::TcpTls {
+        host,
+        port,
+        insecure: false,
+        tls_params: None,
+    }
 }
 
 fn speaks_no_resp3(error: &RedisError) -> bool {

@@ -17,40 +17,12 @@ const FORMATS: [&str; 3] = ["1", "2", "3"];
 const PROBE: &str = "probe";
 
 /// A message to our channel.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum Message<'a> {
-    Granted {
-        key: Arc<str>,
-        grant: Grant,
-        unserved: bool,
-    },
-    /// A lock that we listened for is free.
-    Freed { key: Arc<str> },
+    /// A grant, and perhaps that more may fit; or that a lock that we listened for is free.
+    Events(Vec<StoreEvent>),
     /// The nonce of a probe.
     Probe(&'a str),
-}
-
-impl Message<'_> {
-    /// The events that it brings.
-    pub(super) fn into_events(self) -> Vec<StoreEvent> {
-        match self {
-            Self::Granted {
-                key,
-                grant,
-                unserved,
-            } => {
-                let owner = grant.owner;
-                let unserved = unserved.then(|| StoreEvent::Unserved {
-                    key: key.clone(),
-                    owner,
-                });
-                let granted = StoreEvent::Granted { key, grant };
-                [granted].into_iter().chain(unserved).collect()
-            }
-            Self::Freed { key } => vec![StoreEvent::Freed { key }],
-            Self::Probe(_) => Vec::new(),
-        }
-    }
 }
 
 /// What a notice begins with; no number, so no format of a grant.
@@ -62,7 +34,10 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     let text = std::str::from_utf8(payload).ok()?;
     let (format, fields) = match text.split_once(' ')? {
         (PROBE, nonce) => return Some(Message::Probe(nonce)),
-        (FREED, key) => return Some(Message::Freed { key: key.into() }),
+        (FREED, key) => {
+            let key = key.into();
+            return Some(Message::Events(vec![StoreEvent::Freed { key }]));
+        }
         (format, fields) if FORMATS.contains(&format) => (format, fields),
         _ => return None,
     };
@@ -80,7 +55,7 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     };
     let epoch = fields.next()?.parse().ok()?;
     let at = fields.next()?.parse().ok()?;
-    let key = fields.next()?.into();
+    let key: Arc<str> = fields.next()?.into();
     let grant = Grant {
         owner,
         ttl,
@@ -89,11 +64,12 @@ pub(super) fn read<'a>(names: &Names, payload: &'a [u8]) -> Option<Message<'a>> 
     };
     // Else no ticket of ours asked for that, or no fence of ours said it.
     let is_ours = instance == names.instance() && ttl <= *TTL.end() && is_epoch(epoch);
-    is_ours.then_some(Message::Granted {
-        key,
-        grant,
-        unserved: format == FORMATS[2],
-    })
+    let unserved = (format == FORMATS[2]).then(|| StoreEvent::Unserved {
+        key: key.clone(),
+        owner,
+    });
+    let granted = StoreEvent::Granted { key, grant };
+    is_ours.then(|| Message::Events([granted].into_iter().chain(unserved).collect()))
 }
 
 /// The message that a probe publishes.
@@ -113,15 +89,13 @@ mod tests {
     #[test]
     fn a_grant_is_read_whatever_its_key() {
         let payload = b"1 ab12:7 30000 1795257942885244 1795257942885243 order 42: \"a\"";
-        let Some(Message::Granted {
-            key,
-            grant,
-            unserved: false,
-        }) = read(&names(), payload)
-        else {
+        let Some(Message::Events(events)) = read(&names(), payload) else {
             panic!("not read")
         };
-        assert_eq!(&*key, "order 42: \"a\"");
+        let [StoreEvent::Granted { key, grant }] = &events[..] else {
+            panic!("{events:?}")
+        };
+        assert_eq!(&**key, "order 42: \"a\"");
         assert_eq!(grant.owner, Owner::exclusive(7));
         assert_eq!(grant.ttl, Duration::from_secs(30));
         assert_eq!(grant.epoch, 1_795_257_942_885_244);
@@ -130,10 +104,14 @@ mod tests {
 
     #[test]
     fn another_format_and_another_instance_are_not_ours() {
-        assert_eq!(read(&names(), b"2 ab12:7 30000 1 1 k"), None);
-        assert_eq!(read(&names(), b"1 ab13:7 30000 1 1 k"), None);
-        assert_eq!(read(&names(), b"1 ab12:7 30000 1 1"), None);
-        assert_eq!(read(&names(), b""), None);
+        for other in [
+            "2 ab12:7 30000 1 1 k",
+            "1 ab13:7 30000 1 1 k",
+            "1 ab12:7 30000 1 1",
+            "",
+        ] {
+            assert!(read(&names(), other.as_bytes()).is_none(), "{other}");
+        }
     }
 
     proptest! {

@@ -3,33 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Pipeline, PushInfo, PushKind, Value};
-use tokio::sync::mpsc;
+use rand::seq::IteratorRandom;
+use redis::{Cmd, PushInfo, PushKind, Value, cmd};
 use tokio::time::{Instant, timeout};
 
-use super::cluster::Address;
+use super::backend::RedisBackend;
 use super::endpoint::Endpoint;
 use super::fault::{ErrorReply, Fault};
 use super::grant::{self, Message};
 use super::keys::Names;
-use super::node::NodeTask;
-use super::pipe::{Event, Pipe};
+use super::link::{Event, Link};
+use super::primary::{Primary, Tag};
 use super::reply;
-use super::stream::Link;
-use crate::store::server_clock::ServerClock;
-
-/// A connection that is ready for calls.
-pub(super) struct Connected {
-    /// Each request is a call; its tag is the call's number.
-    pub(super) pipe: Pipe<u64>,
-    /// Grants that came during the handshake.
-    pub(super) early: Vec<PushInfo>,
-    /// Why the server cannot push grants to us, if it cannot.
-    pub(super) no_push: Option<String>,
-    pub(super) clock: ServerClock,
-    pub(super) id: Option<ClientId>,
-    pub(super) server: ServerInfo,
-}
+use crate::store::contract::ServerTime;
+use crate::store::driver::{Connected, Hello, ServerClock, SlotSet};
 
 /// A connection as its server sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,162 +40,168 @@ pub(super) struct ServerInfo {
 pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
 pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
 
-impl NodeTask {
+impl RedisBackend {
     /// Connects. Cancel safe: no step touches a lock.
-    pub(super) async fn set_up(&mut self, endpoint: &Endpoint) -> Result<Connected, Fault> {
-        let shared = self.shared.clone();
-        let names = &shared.names;
-        let (address, within) = (&endpoint.address, shared.config.response_timeout);
-        let (sender, pushes) = mpsc::unbounded_channel();
-        let (mut link, speaks_resp3) = endpoint.connect(within, sender).await?;
-        let subscribes = !shared.is_cluster() && speaks_resp3;
-        let probe = Probe::new(names);
+    pub(super) async fn set_up(
+        self: &Arc<Self>,
+        endpoint: &Endpoint,
+        hello: Hello<'_, ClientId>,
+    ) -> Result<Connected<Primary>, Fault> {
+        let (names, within) = (&self.names, self.within);
+        let number = self.next_number();
+        let (mut link, speaks_resp3) = endpoint.connect(within).await?;
+        let nonce = format!("{:016x}", rand::random::<u64>());
         // Checks that the server accepts writes and that we have the rights for the scripts, and publishes the probe.
         // It names a lock that never exists. A node without a slot cannot run it: its first call brings its time (O5).
-        let call = shared.probe_names(self.id).map(|[lock, queue, channel]| {
-            let channel = if subscribes { &*channel } else { "" };
-            let mut call = shared.script.command(2, 5);
-            call.arg(&[lock, queue]).arg(self.number).arg("P").arg("");
-            call.arg(channel).arg(probe.message()).take()
-        });
-        let mut commands = client_commands(self.predecessor.as_ref());
-        commands.cmd("INFO").arg("server");
+        let call = self
+            .probe_names(&hello.slots)
+            .map(|[lock, queue, channel]| {
+                let published = if speaks_resp3 { &*channel } else { "" };
+                let mut call = self.script.command(2, 5);
+                call.arg(&[lock, queue]).arg(number).arg("P").arg("");
+                call.arg(published).arg(grant::probe(&nonce));
+                (call.take(), channel)
+            });
+        let (call, channel) = call.unzip();
+        let channel = channel.filter(|_| speaks_resp3);
+        let mut commands = vec![cmd("CLIENT").arg("INFO").take()];
+        if let Some(ClientId { id, address }) = hello.predecessor {
+            // Without that right it is refused, and O5 guards against late commands.
+            let words = ["KILL", "ID", id, "ADDR", address];
+            commands.push(cmd("CLIENT").arg(&words).take());
+        }
+        commands.push(cmd("INFO").arg("server").take());
         // `INFO memory` takes the server far longer than other commands.
-        let asks_policy = !self.has_connected;
+        let asks_policy = hello.is_first;
         if asks_policy {
-            commands.cmd("INFO").arg("memory");
+            commands.push(cmd("INFO").arg("memory").take());
         }
-        if subscribes {
-            commands.cmd("SUBSCRIBE").arg(names.channel());
-        }
-        if let Some(call) = &call {
-            commands.add_command(call.clone());
-        }
-        let mut answers = link.ask_all(&commands, address, within).await?;
+        // On a cluster each key that is waited for has a channel of its own, and this one has served with the probe.
+        let subscribe = match self.is_cluster() {
+            true => "SSUBSCRIBE",
+            false => "SUBSCRIBE",
+        };
+        commands.extend(channel.iter().map(|it| cmd(subscribe).arg(it).take()));
+        commands.extend(call.clone());
+        let mut answers = link.ask_all(&commands, within).await?;
         let mut last_answer = || answers.pop().unwrap_or(Value::Nil);
-        let (mut clock, mut no_push) = (ServerClock::told(0, Instant::now()), None);
+        let (mut at, mut no_push) = (0, None);
+        let mut told = Instant::now();
         let probed = call.map(|call| (call, last_answer()));
-        let subscribed = subscribes.then(&mut last_answer);
+        let subscribed = channel.as_ref().map(|_| last_answer());
         let memory = asks_policy.then(&mut last_answer);
         let server = last_answer();
         if let Some((call, answer)) = probed {
-            (clock, no_push) = self.read_probe(&mut link, address, &call, answer).await?;
+            let read = self.read_probe(&mut link, &call, number, answer);
+            (at, no_push) = read.await?;
+            told = Instant::now();
         }
-        let mut pipe = Pipe::new(link, pushes, address.clone(), within);
-        let mut early = Vec::new();
         if let Some(subscribed) = subscribed {
             if let Value::ServerError(error) = &subscribed {
-                no_push = Some(ErrorReply::from(error).naming(names).to_string());
+                let refusal = ErrorReply::from(error).naming(names);
+                if self.is_cluster() && !refusal.is_lasting() {
+                    // Perhaps its slots have moved since.
+                    let address = link.address.clone();
+                    return Err(Fault::Refused { address, refusal });
+                }
+                no_push = Some(refusal.to_string());
             }
             // Reads what has come in any case: a push confirms the subscription, too.
             let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
-            let heard;
-            (heard, early) = probe.hear(&mut pipe, wait).await?;
-            if !heard {
+            if !hear(&nonce, names, &mut link, wait).await? {
                 no_push.get_or_insert_with(|| UNHEARD.to_owned());
+            }
+            if let Some(channel) = channel.filter(|_| self.is_cluster() && no_push.is_none()) {
+                let unsubscribing = cmd("SUNSUBSCRIBE").arg(channel).take();
+                match link.ask(&unsubscribing, within).await {
+                    Err(Fault::Refused { refusal, .. }) if refusal.is_lasting() => {
+                        no_push = Some(refusal.naming(names).to_string());
+                    }
+                    answer => drop(answer?),
+                }
             }
         } else if !speaks_resp3 {
             no_push = Some(ONLY_RESP2.to_owned());
         }
+        let server = ServerInfo::read(&server, &memory.unwrap_or(Value::Nil));
+        self.warn_of(&link.address, &server);
+        let id = answers.first().and_then(ClientId::read);
+        let moved = self.topology.moved(endpoint.clone(), within);
         Ok(Connected {
-            pipe,
-            early,
+            link: Primary::new(self.clone(), link, id, at, moved),
             no_push,
-            clock,
-            id: answers.first().and_then(ClientId::read),
-            server: ServerInfo::read(&server, &memory.unwrap_or(Value::Nil)),
+            clock: ServerClock::told(at, told),
+            identity: server.run_id,
         })
+    }
+
+    /// Names for a probe of a node that has these slots, if it has any: a lock, its queue and its channel.
+    fn probe_names(&self, slots: &SlotSet) -> Option<[String; 3]> {
+        if !self.is_cluster() {
+            return Some(self.names.probe());
+        }
+        // Any of them: one that is being moved away has no place for new names.
+        let here = slots.iter().filter(|slot| self.names.has_locks_in(**slot));
+        here.choose(&mut rand::rng())
+            .map(|slot| self.names.probe_in(*slot))
     }
 
     /// Returns the server's time, and why it does not publish.
     async fn read_probe(
-        &mut self,
-        link: &mut Link,
-        address: &Address,
+        &self,
+        link: &mut Link<Tag>,
         command: &Cmd,
+        number: u64,
         mut answer: Value,
-    ) -> Result<(ServerClock, Option<String>), Fault> {
-        let shared = self.shared.clone();
-        let names = &shared.names;
-        let within = shared.config.response_timeout;
+    ) -> Result<(ServerTime, Option<String>), Fault> {
+        let (names, within) = (&self.names, self.within);
         // Without the right to load it, the call carries the whole text.
-        let loaded = vec![shared.script.load(), command.clone()];
-        for again in [loaded, vec![shared.script.in_full(command)]] {
+        let loaded = vec![self.script.load(), command.clone()];
+        for again in [loaded, vec![self.script.in_full(command)]] {
             if matches!(&answer, Value::ServerError(error) if error.code() == "NOSCRIPT") {
-                let mut commands = Pipeline::new();
-                for command in again {
-                    commands.add_command(command);
-                }
-                let answers = link.ask_all(&commands, address, within).await?;
+                let answers = link.ask_all(&again, within).await?;
                 answer = answers.into_iter().last().unwrap_or(Value::Nil);
             }
         }
         if let Value::ServerError(error) = &answer {
-            let (address, refusal) = (address.clone(), ErrorReply::from(error).naming(names));
-            return Err(match shared.is_cluster() {
+            let (address, refusal) = (link.address.clone(), ErrorReply::from(error).naming(names));
+            return Err(match self.is_cluster() {
                 // Perhaps its slots have moved since: not a lasting error.
                 true => Fault::Refused { address, refusal },
                 false => Fault::refused(address, refusal, names),
             });
         }
-        let (at, refusal) = reply::read_probe(self.number, &answer)
-            .ok_or_else(|| Fault::garbled(address, "unexpected reply to the probe"))?;
+        let (at, refusal) = reply::read_probe(number, &answer)
+            .ok_or_else(|| Fault::garbled(&link.address, "unexpected reply to the probe"))?;
         let refusal = refusal.map(|refusal| refusal.naming(names).to_string());
-        Ok((ServerClock::told(at, Instant::now()), refusal))
+        Ok((at, refusal))
     }
 }
 
-/// The first commands of a connection: who it is for the server, and closing the one before it.
-pub(super) fn client_commands(predecessor: Option<&ClientId>) -> Pipeline {
-    let mut commands = Pipeline::new();
-    commands.cmd("CLIENT").arg("INFO");
-    if let Some(predecessor) = predecessor {
-        // Without that right it is refused, and O5 guards against late commands.
-        let words = ["KILL", "ID", &predecessor.id, "ADDR", &predecessor.address];
-        commands.cmd("CLIENT").arg(&words);
-    }
-    commands
-}
-
-/// A message to ourselves, which proves that pushes arrive (O4).
-pub(super) struct Probe<'a> {
-    names: &'a Names,
-    nonce: String,
-}
-
-impl<'a> Probe<'a> {
-    pub(super) fn new(names: &'a Names) -> Self {
-        let nonce = format!("{:016x}", rand::random::<u64>());
-        Self { names, nonce }
-    }
-
-    pub(super) fn message(&self) -> String {
-        grant::probe(&self.nonce)
-    }
-
-    /// Whether the message arrives in time, and what else came until then. No other message proves anything: the
-    /// previous connection may still be subscribed, too.
-    pub(super) async fn hear<T>(
-        &self,
-        pipe: &mut Pipe<T>,
-        within: Duration,
-    ) -> Result<(bool, Vec<PushInfo>), Fault> {
-        let mut others = Vec::new();
-        let hearing = async {
-            loop {
-                let Event::Push(push) = pipe.next().await? else {
-                    continue;
-                };
-                match message(self.names, &push) {
-                    Some(Message::Probe(nonce)) if nonce == self.nonce => return Ok(true),
-                    _ if push.kind == PushKind::Subscribe => {}
-                    _ => others.push(push),
-                }
+/// Whether the message of our own probe arrives in time, which proves that pushes do (O4). No other message proves
+/// anything: the previous connection may still be subscribed, too. What else came until then is an event of the link
+/// later.
+async fn hear<T>(
+    nonce: &str,
+    names: &Names,
+    link: &mut Link<T>,
+    within: Duration,
+) -> Result<bool, Fault> {
+    let mut others = Vec::new();
+    let hearing = async {
+        loop {
+            let Event::Push(push) = link.next().await? else {
+                continue;
+            };
+            match message(names, &push) {
+                Some(Message::Probe(heard)) if heard == nonce => return Ok(true),
+                _ => others.push(push),
             }
-        };
-        let heard = timeout(within, hearing).await.unwrap_or(Ok(false))?;
-        Ok((heard, others))
-    }
+        }
+    };
+    let heard = timeout(within, hearing).await.unwrap_or(Ok(false))?;
+    link.put_back(others);
+    Ok(heard)
 }
 
 /// The message in a push, if we understand it.

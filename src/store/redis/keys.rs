@@ -2,13 +2,21 @@
 
 use std::sync::Arc;
 
-use super::slots::{self, Slot, Tags};
+use super::slots::{self, Tags};
 use crate::key::{self, has_hash_tag};
+use crate::store::driver::Slot;
+
+/// What follows a lock's name in those of its queue, and of the channel for its grants on a cluster. The queue's number is
+/// the format's: another version of this crate must not misread the tickets.
+const QUEUE: &str = ":~queue2";
+const GRANT: &str = ":~grant:";
 
 /// The names under one prefix, as one registry uses them.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     prefix: Arc<str>,
+    /// What begins the name of a queue; without its brace, that of a lock.
+    root: Box<str>,
     instance: Arc<str>,
     fence: Box<str>,
     slots: Slots,
@@ -27,6 +35,7 @@ enum Slots {
 impl Names {
     pub(super) fn new(prefix: Arc<str>, instance: Arc<str>) -> Self {
         Self {
+            root: format!("{{{prefix}:").into(),
             fence: format!("{prefix}:~fence").into(),
             channel: format!("{prefix}:~grant:{instance}").into(),
             slots: Slots::One(0),
@@ -89,7 +98,7 @@ impl Names {
 
     /// The channel for grants of the lock to this registry, on a cluster: in the lock's slot.
     pub(super) fn channel_of(&self, key: &str) -> String {
-        self.beside(key, ":~grant:").concat() + &self.instance
+        self.beside(key, GRANT).concat() + &self.instance
     }
 
     /// Names for a probe in a slot, which nothing else uses: a lock, its queue and its channel.
@@ -113,30 +122,40 @@ impl Names {
     }
 
     /// The string that holds the owner of `key`; in pieces, so that it is put together only in the command.
-    pub(super) fn lock<'a>(&'a self, key: &'a str) -> [&'a str; 3] {
-        [&self.prefix, ":", key]
+    pub(super) fn lock<'a>(&'a self, key: &'a str) -> [&'a str; 2] {
+        [&self.root[1..], key]
     }
 
-    /// The sorted set of tickets for the lock, in its slot. The number is the format's: another version of this crate
-    /// must not misread the tickets.
-    pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
-        self.beside(key, ":~queue2")
+    /// The sorted set of tickets for the lock, in its slot.
+    pub(super) fn queue<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
+        self.beside(key, QUEUE)
     }
 
     /// The key whose lock or queue has this name.
     pub(super) fn key_of<'a>(&self, name: &'a str) -> Option<&'a str> {
-        let own = |lock: &'a str| lock.strip_prefix(&*self.prefix)?.strip_prefix(':');
-        let key = if let Some(queue) = name.strip_suffix(":~queue2") {
-            let in_braces = queue.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
-            let mut keys = [Some(queue), in_braces]
-                .into_iter()
-                .flatten()
-                .filter_map(own);
-            keys.find(|key| self.queue(key).concat() == name)
-        } else {
-            own(name)
+        let key = match name.strip_suffix(QUEUE) {
+            Some(stem) => self.key_beside(name, stem, QUEUE),
+            None => self.key_in(name),
         };
         key.filter(|key| key::fault(&self.prefix, key).is_none())
+    }
+
+    /// The key whose grants go by this channel, on a cluster.
+    pub(super) fn key_of_channel<'a>(&self, channel: &'a str) -> Option<&'a str> {
+        let name = channel.strip_suffix(&*self.instance)?;
+        self.key_beside(name, name.strip_suffix(GRANT)?, GRANT)
+    }
+
+    fn key_in<'a>(&self, lock: &'a str) -> Option<&'a str> {
+        lock.strip_prefix(&*self.prefix)?.strip_prefix(':')
+    }
+
+    /// The key with this name in its slot, which is a stem and what is beside the lock.
+    fn key_beside<'a>(&self, name: &str, stem: &'a str, what: &str) -> Option<&'a str> {
+        let in_braces = stem.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+        let keys = [Some(stem), in_braces].into_iter().flatten();
+        let mut keys = keys.filter_map(|it| self.key_in(it));
+        keys.find(|key| self.beside(key, what).concat() == name)
     }
 
     /// A pattern for the names of all locks and queues whose keys begin with `start`, and a few others.
@@ -152,18 +171,17 @@ impl Names {
     }
 
     /// The sorted set of subscriptions to the release of the lock (W7).
-    pub(super) fn listeners<'a>(&'a self, key: &'a str) -> [&'a str; 6] {
+    pub(super) fn listeners<'a>(&'a self, key: &'a str) -> [&'a str; 4] {
         self.beside(key, ":~listen1")
     }
 
     /// A name in the lock's hash slot.
-    fn beside<'a>(&'a self, key: &'a str, what: &'a str) -> [&'a str; 6] {
+    fn beside<'a>(&'a self, key: &'a str, what: &'a str) -> [&'a str; 4] {
         let has_brace = key.contains('{') || self.prefix.contains('{');
-        let (open, close) = match has_brace && has_hash_tag(&self.lock(key).concat()) {
-            true => ("", ""),
-            false => ("{", "}"),
-        };
-        [open, &self.prefix, ":", key, close, what]
+        match has_brace && has_hash_tag(&self.lock(key).concat()) {
+            true => [&self.root[1..], key, "", what],
+            false => [&self.root, key, "}", what],
+        }
     }
 }
 

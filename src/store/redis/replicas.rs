@@ -14,29 +14,26 @@
 //! Renewals and releases do not wait for replicas. A replica that missed a renewal keeps the lock until the end of the
 //! renewal before. A replica that missed a release keeps the lock until its ttl is over, and gives it to nobody.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, LazyLock};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use redis::{Cmd, Pipeline, Value, cmd};
+use redis::{Cmd, Value, cmd};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::cluster::Address;
+use super::backend::RedisBackend;
 use super::fault::{ErrorReply, Fault};
 use super::keys::Names;
-use super::node::{IDLE, Received};
-use super::request::Request;
+use super::link::Link;
 use super::script::Script;
-use super::session::Shared;
-use super::stream::Link;
 use super::topology::Topology;
 use crate::settings::TTL;
-use crate::store::backoff::Backoff;
-use crate::store::contract::{Mode, OpError, Owner, StoreEvent};
+use crate::store::contract::{Mode, OpError, Owner};
+use crate::store::driver::{Address, Backoff, IDLE, Received, Request};
 use crate::user_code::log;
 
 /// How many locks may share a call: a longer script would block all other clients.
@@ -63,38 +60,6 @@ impl MinReplicas {
     }
 }
 
-/// An acquisition that waits for its confirmation by replicas.
-#[derive(Debug)]
-pub(super) struct Held {
-    pub(super) owner: Owner,
-    /// The event to report once it is confirmed.
-    pub(super) event: StoreEvent,
-    /// When it is given up, counted from the first question.
-    pub(super) until: Option<Instant>,
-}
-
-impl Held {
-    /// The event to report if it was not confirmed. For a grant whose connection broke there is none (O3).
-    pub(super) fn failed(self, error: OpError) -> Option<StoreEvent> {
-        let error = match error {
-            OpError::Unsent(error) | OpError::Refused(error) => {
-                OpError::Unconfirmed(Fault::unconfirmed(&error, !error.is_retryable()).into())
-            }
-            other => other,
-        };
-        match (self.event, error) {
-            (StoreEvent::Replied { submitted, .. }, error) => {
-                let result = Err(error);
-                Some(StoreEvent::Replied { submitted, result })
-            }
-            (StoreEvent::Granted { key, grant }, OpError::Unconfirmed(error)) => {
-                Some(StoreEvent::Unconfirmed { key, grant, error })
-            }
-            _ => None,
-        }
-    }
-}
-
 /// The requests of a node that wait for replicas, and the connection for `WAIT`. Dropping it closes that connection.
 #[derive(Default)]
 pub(super) struct Confirmer {
@@ -103,14 +68,13 @@ pub(super) struct Confirmer {
     asked: Vec<Request>,
     round: Option<BoxFuture<'static, Result<Round, Fault>>>,
     /// Its server has the script. Absent during a round; with the time since when it is idle.
-    connection: Option<(Link, Address, Instant)>,
+    connection: Option<(Link, Instant)>,
     backoff: Backoff,
 }
 
 struct Round {
     rule: MinReplicas,
     link: Link,
-    address: Address,
     /// For each request whether its owner has the lock.
     states: Vec<Result<bool, ErrorReply>>,
     /// How many replicas have all of these locks.
@@ -129,11 +93,12 @@ impl Confirmer {
     }
 
     /// Starts a round with all waiting requests, so that nobody waits for more than two rounds.
-    pub(super) fn begin(&mut self, shared: &Arc<Shared>, address: &Address) {
+    pub(super) fn begin(&mut self, backend: &Arc<RedisBackend>, address: &Address) {
         let now = Instant::now();
-        let is_idle = |it: &mut (_, _, Instant)| now >= it.2 + IDLE;
+        let is_idle = |it: &mut (_, Instant)| now >= it.1 + IDLE;
         self.connection.take_if(is_idle);
-        let (Some(rule), None, false) = (shared.min_replicas, &self.round, self.waiting.is_empty())
+        let (Some(rule), None, false) =
+            (backend.min_replicas, &self.round, self.waiting.is_empty())
         else {
             return;
         };
@@ -144,36 +109,35 @@ impl Confirmer {
         let until = until.max().unwrap_or(now);
         let begin = self.backoff.not_before().map_or(now, |it| it.min(until));
         let connection = self.connection.take();
-        let (mut commands, mut calls) = (Pipeline::new(), Vec::new());
+        let (mut commands, mut calls) = (Vec::new(), Vec::new());
         let by_slot = |one: &Request, next: &Request| !next.alone && one.slot == next.slot;
         let slots = self.asked.chunk_by(by_slot);
         for requests in slots.flat_map(|requests| requests.chunks(MOST_IN_CALL)) {
             if requests[0].asking.is_some() {
-                commands.cmd("ASKING");
+                commands.push(cmd("ASKING"));
             }
-            let call = call(&shared.names, requests);
-            commands.add_command(match connection {
+            let call = call(&backend.names, requests);
+            commands.push(match connection {
                 Some(_) => call,
                 None => SCRIPT.in_full(&call),
             });
             calls.push(requests.len());
         }
-        let (shared, address) = (shared.clone(), address.clone());
+        let (backend, address) = (backend.clone(), address.clone());
         let round = async move {
             sleep_until(begin).await;
-            let timeout = shared.config.response_timeout;
-            let (mut link, address) = match connection {
-                Some((link, address, _)) => (link, address),
-                None => shared.topology.connect_resp2(&address, timeout).await?,
+            let timeout = backend.within;
+            let mut link = match connection {
+                Some((link, _)) => link,
+                None => backend.topology.connect_resp2(&address, timeout).await?,
             };
             let within = until.saturating_duration_since(Instant::now());
-            commands.add_command(wait(rule.least, within));
-            let answers = link.ask_all(&commands, &address, within + timeout).await?;
-            let (states, replicas) = read(&calls, answers, &address)?;
+            commands.push(wait(rule.least, within));
+            let answers = link.ask_all(&commands, within + timeout).await?;
+            let (states, replicas) = read(&calls, answers, &link.address)?;
             Ok(Round {
                 rule,
                 link,
-                address,
                 states,
                 replicas,
             })
@@ -181,21 +145,26 @@ impl Confirmer {
         self.round = Some(Box::pin(round));
     }
 
-    /// Resolves when a round has ended. Cancel safe.
-    pub(super) async fn end(&mut self) -> Vec<Received> {
+    /// Resolves when a round has ended.
+    pub(super) fn poll_end(
+        &mut self,
+        backend: &RedisBackend,
+        cx: &mut Context<'_>,
+    ) -> Poll<Vec<Received>> {
         if let Some(round) = &mut self.round {
-            let ended = round.await;
+            let ended = ready!(round.as_mut().poll(cx));
             self.round = None;
-            return self.on_end(ended);
+            return Poll::Ready(self.on_end(backend, ended));
         }
-        if let Some((link, ..)) = &mut self.connection {
-            link.ended().await;
+        if let Some((link, _)) = &mut self.connection
+            && link.poll_ended(cx).is_ready()
+        {
             self.connection = None;
         }
-        std::future::pending().await
+        Poll::Pending
     }
 
-    fn on_end(&mut self, ended: Result<Round, Fault>) -> Vec<Received> {
+    fn on_end(&mut self, backend: &RedisBackend, ended: Result<Round, Fault>) -> Vec<Received> {
         let now = Instant::now();
         let asked = std::mem::take(&mut self.asked);
         let round = match ended {
@@ -204,10 +173,10 @@ impl Confirmer {
         };
         self.backoff = Backoff::default();
         let MinReplicas { least, within } = round.rule;
-        let (replicas, address) = (round.replicas, round.address);
+        let (replicas, address) = (round.replicas, round.link.address.clone());
         // A server that has none of our locks may be another one than the session's.
         if !round.states.iter().all(|state| *state == Ok(false)) {
-            self.connection = Some((round.link, address.clone(), now));
+            self.connection = Some((round.link, now));
         }
         let told = asked.into_iter().zip(round.states).map(|(mut request, state)| {
             let reason = match state {
@@ -220,6 +189,7 @@ impl Confirmer {
                 Err(refusal) => {
                     // If its slot is not there yet, others may be missing, too.
                     request.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
+                    let refusal = backend.refusal(&address, refusal);
                     return Received::Refused { request, refusal };
                 }
             };
@@ -309,18 +279,12 @@ fn unconfirmed(request: Request, reason: impl fmt::Display, is_lasting: bool) ->
 /// Whether the server, or a primary of the cluster, allows `WAIT`. `within` bounds all attempts together.
 pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(), Fault> {
     let until = Instant::now() + within;
-    let nodes: BTreeSet<Address> = match topology.seeds() {
-        Some(seeds) => {
-            let map = seeds.find_map(&[], within).await?;
-            map.into_iter().map(|(node, _)| node).collect()
-        }
-        None => [topology.address().clone()].into(),
-    };
+    let nodes = topology.primaries(within).await?;
     let asking = nodes.iter().map(async |node| {
-        let (mut link, address) = topology.connect_resp2(node, within).await?;
+        let mut link = topology.connect_resp2(node, within).await?;
         // For no replicas, so the answer comes at once. A replica refuses.
         let wait = wait(0, Duration::from_millis(1));
-        link.ask(&wait, &address, within).await
+        link.ask(&wait, within).await
     });
     let mut asking: FuturesUnordered<_> = asking.collect();
     let mut told: Option<Fault> = None;

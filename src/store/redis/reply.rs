@@ -6,8 +6,8 @@ use redis::Value;
 
 use super::call::{read_mode, spell};
 use super::fault::ErrorReply;
-use super::request::{Request, RequestKind};
 use crate::store::contract::{Holder, KeyStatus, Mode, Outcome, ServerTime};
+use crate::store::driver::{Request, RequestKind};
 use crate::token::is_epoch;
 
 /// What a reply says about one request.
@@ -36,24 +36,25 @@ pub(super) struct Reply {
 /// Takes the reply to call `number` apart. `None` if it is not the reply to this call about these
 /// requests: then whatever follows on its connection may be another's, too (O4).
 pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Option<Reply> {
-    let (at, answers) = read_head(number, &reply)?;
+    let (at, answers) = read_head(number, requests.len(), &reply)?;
     if answers.len() != requests.len() {
         return None;
     }
     // The epochs of plain wins follow each other, from the server's time on.
     let mut epochs = at.into_iter().flat_map(|at| at..u64::MAX);
-    let answers = requests.iter().zip(answers);
-    let replies = answers.map(|(request, answer)| match answer {
-        RawReply::Word(word) => read_word(request, word, &mut epochs),
-        RawReply::Table(fields) => read_table(&request.kind, at, fields),
-    });
-    let replies = replies.collect::<Option<_>>()?;
+    let mut replies = Vec::with_capacity(requests.len());
+    for (request, answer) in requests.iter().zip(answers) {
+        replies.push(match answer {
+            RawReply::Word(word) => read_word(request, word, &mut epochs)?,
+            RawReply::Table(fields) => read_table(&request.kind, at, fields)?,
+        });
+    }
     Some(Reply { at, replies })
 }
 
 /// Reads the reply to a probe: the server's time, and why nothing was published.
 pub(super) fn read_probe(number: u64, reply: &Value) -> Option<(ServerTime, Option<ErrorReply>)> {
-    let (at, answers) = read_head(number, reply)?;
+    let (at, answers) = read_head(number, 1, reply)?;
     let refusal = match answers[..] {
         [RawReply::Word("1")] => None,
         [RawReply::Table(fields)] => Some(read_error(fields)?),
@@ -68,16 +69,24 @@ enum RawReply<'a> {
     Table(&'a [Value]),
 }
 
-/// The server's time and the answers, if the reply names this call.
-fn read_head<'a>(number: u64, reply: &'a Value) -> Option<(Option<ServerTime>, Vec<RawReply<'a>>)> {
-    let read = |value: &'a Value| match value {
-        Value::Array(fields) => Some(RawReply::Table(fields)),
-        value => Some(RawReply::Word(text(value)?)),
-    };
-    let answers: Vec<_> = match reply {
-        Value::Array(values) => values.iter().map(read).collect::<Option<_>>()?,
-        value => text(value)?.split(' ').map(RawReply::Word).collect(),
-    };
+/// The server's time and the answers, if the reply names this call. `count`: how many are expected.
+fn read_head(
+    number: u64,
+    count: usize,
+    reply: &Value,
+) -> Option<(Option<ServerTime>, Vec<RawReply<'_>>)> {
+    let mut answers = Vec::with_capacity(2 + count);
+    match reply {
+        Value::Array(values) => {
+            for value in values {
+                answers.push(match value {
+                    Value::Array(fields) => RawReply::Table(fields),
+                    value => RawReply::Word(text(value)?),
+                });
+            }
+        }
+        value => answers.extend(text(value)?.split(' ').map(RawReply::Word)),
+    }
     let mut answers = answers.into_iter();
     let (RawReply::Word(echo), RawReply::Word(at)) = (answers.next()?, answers.next()?) else {
         return None;
@@ -187,7 +196,11 @@ fn read_table(
             continue;
         };
         match holders.iter_mut().find(|holder| holder.name == name) {
-            Some(holder) => holder.mode = heavier(holder.mode),
+            Some(Holder {
+                mode: Mode::Permits { weight, .. },
+                ..
+            }) => *weight = weight.saturating_add(1),
+            Some(_) => {}
             None => holders.push(Holder {
                 name: name.to_owned(),
                 mode,
@@ -215,17 +228,6 @@ fn read_member(member: &str) -> Option<(&str, Mode)> {
             let (limit, weight) = (limit.parse().ok()?, 1);
             Some((owner, Mode::Permits { limit, weight }))
         }
-    }
-}
-
-/// The mode of a permit of which another member was found.
-fn heavier(mode: Mode) -> Mode {
-    match mode {
-        Mode::Permits { limit, weight } => {
-            let weight = weight.saturating_add(1);
-            Mode::Permits { limit, weight }
-        }
-        other => other,
     }
 }
 

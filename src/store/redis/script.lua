@@ -574,16 +574,16 @@ local function mixed()
       return taken
     end
     set_expiry(op)
-    local left = may_fit_in(op, mode)
     if letter == 'A' then
-      return string.format('busy:%d:', left)
+      return string.format('busy:%d:', may_fit_in(op, mode))
     end
     local set, member = op.queue, ticket
     if letter == 'L' then
       set, member = op.listeners, owner
     end
     place = stand(set, member, place, redis.call('PTTL', op.lock))
-    return string.format('busy:%d:', left) .. place .. (added and ':' or '')
+    -- With its own ticket where it stands, perhaps in front again.
+    return string.format('busy:%d:', may_fit_in(op, mode)) .. place .. (added and ':' or '')
   end
 
   return function(op, letter)

@@ -33,6 +33,16 @@ impl Script {
         Self { text, hash }
     }
 
+    /// The first words of a call.
+    pub(super) fn named(&self) -> [&str; 2] {
+        ["EVALSHA", &self.hash]
+    }
+
+    /// The same with the whole text.
+    pub(super) fn whole(&self) -> [&str; 2] {
+        ["EVAL", &self.text]
+    }
+
     /// Begins a command with the number of keys; keys and arguments are to follow.
     pub(super) fn command(&self, keys: usize, words: usize) -> Cmd {
         let mut command = Cmd::with_capacity(3 + keys + words, 128 + 48 * (keys + words));

@@ -5,13 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
-use redis::{PushInfo, PushKind, RedisConnectionInfo, Value, cmd};
-use tokio::sync::Notify;
+use redis::{RedisConnectionInfo, Value, cmd};
 use tokio::time::{sleep, timeout};
 
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
-use super::stream::Link;
+use super::link::Link;
 
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";
@@ -147,19 +146,11 @@ impl Sentinels {
         here: &Endpoint,
         within: Duration,
     ) -> Result<Endpoint, Fault> {
-        let told = Arc::new(Notify::new());
-        let tell = told.clone();
-        let tell = move |push: PushInfo| {
-            if let PushKind::Message | PushKind::Disconnection = push.kind {
-                tell.notify_one();
-            }
-            Ok::<_, ()>(())
-        };
-        let (mut link, has_pushes) = sentinel.connect(within, tell).await?;
+        let (mut link, has_pushes) = sentinel.connect(within).await?;
         let mut pause = if has_pushes { SELDOM } else { OFTEN };
         for channel in CHANNELS.iter().filter(|_| has_pushes) {
             let subscribe = cmd("SUBSCRIBE").arg(channel).take();
-            match link.ask(&subscribe, &sentinel.address, within).await {
+            match link.ask(&subscribe, within).await {
                 Err(Fault::Refused { .. }) => pause = OFTEN,
                 answer => drop(answer?),
             }
@@ -168,11 +159,13 @@ impl Sentinels {
             let there = self.ask(sentinel, &mut link, within).await?;
             let is_another = there.info.addr() != here.info.addr();
             // A sentinel that is late or cut off must not send everybody back.
-            if is_another && there.connect_resp2(within).await.is_ok() {
+            if is_another && there.connect_resp2::<()>(within).await.is_ok() {
                 return Ok(there);
             }
             let pause = about(if is_another { SOON } else { pause });
-            if timeout(pause, told.notified()).await.is_ok() {
+            // A message, or the end of the connection.
+            if let Ok(told) = timeout(pause, link.next()).await {
+                told?;
                 // The whole fleet is told at the same moment.
                 sleep(SOON.mul_f64(rand::random())).await;
             }
@@ -188,14 +181,12 @@ impl Sentinels {
         let mut question = cmd("SENTINEL");
         question.arg(&["GET-MASTER-ADDR-BY-NAME", &*self.service]);
         let address = &sentinel.address;
-        let answer = link.ask(&question, address, within).await?;
+        let answer = link.ask(&question, within).await?;
         if answer == Value::Nil {
             return Err(Fault::invalid("service", format!("unknown to {address}")));
         }
-        let (host, port) = read(answer).ok_or_else(|| Fault::Garbled {
-            address: address.clone(),
-            what: "its answer is no address",
-        })?;
+        let garbled = || Fault::garbled(address, "its answer is no address");
+        let (host, port) = read(answer).ok_or_else(garbled)?;
         Ok(self.at(&host, port, sentinel))
     }
 

@@ -1,17 +1,13 @@
 //! The slot of a name, and the shortest hash tag for each slot.
 
-use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use crc::{CRC_16_XMODEM, Crc};
 
 use crate::key::hash_tag;
+use crate::store::driver::Slot;
 
-/// The slot of a key in a cluster: below [`SLOTS`].
-pub(super) type Slot = u16;
-
-pub(super) type SlotSet = BTreeSet<Slot>;
-
+/// How many slots a cluster has.
 pub(super) const SLOTS: usize = 16_384;
 
 /// The slot of a name, or of its hash tag.

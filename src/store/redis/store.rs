@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use super::backend::RedisBackend;
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
 use super::credentials::{Credentials, Source};
@@ -13,11 +14,11 @@ use super::credentials::{Credentials, Source};
 use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::replicas::{self, MinReplicas};
-use super::session::RedisSession;
 use super::topology::Topology;
 use crate::StoreError;
 use crate::operation::Operation;
 use crate::store::contract::{Session, SessionConfig};
+use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::{LockStore, sealed};
@@ -30,8 +31,8 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 ///
 /// Each registry on a store has a connection of its own for calls and for the grants that the server pushes. It opens
 /// at the first use. It closes after a minute in which the registry sent nothing, held nothing and waited for nothing.
-/// On a cluster there is one connection to each primary whose keys are used, and a second one while a key of that
-/// primary is waited for. [`RedisStoreBuilder::min_replicas`] takes one more. RESP3 is used whatever the url says.
+/// On a cluster there is one connection to each primary whose keys are used. [`RedisStoreBuilder::min_replicas`] takes one
+/// more. RESP3 is used whatever the url says.
 /// With a server or proxy that does not speak it, waiters poll.
 ///
 /// A broken connection is made again as long as it is needed. Each attempt comes after a random pause: up to 250 ms
@@ -98,9 +99,9 @@ impl RedisStore {
     ///
     /// The same as [`RedisStore::connect`] with the one url `redis+cluster://host:port,host:port/`, which
     /// [`RedisStore::connect_lazy`] and [`RedisStore::builder`] take as well. User and password of the first url are
-    /// used for all nodes. Each registry has one connection to each primary whose keys it uses. While it waits for a
-    /// key there, it has a second one for grants, which come by sharded pub/sub. Both close when they are no longer
-    /// needed, the first one after a minute. Before Redis 7 there is no sharded pub/sub, and waiters poll.
+    /// used for all nodes. Each registry has one connection to each primary whose keys it uses. Grants come on it by
+    /// sharded pub/sub. It closes after a minute in which it is not needed. Before Redis 7 there is no sharded pub/sub, and
+    /// waiters poll.
     ///
     /// # Errors
     ///
@@ -130,31 +131,23 @@ impl RedisStore {
         RedisStoreBuilder::new(seeds.map(Topology::Cluster)).connect()
     }
 
-    /// Opens its connections with the settings of `client`, but always with RESP3.
+    /// Takes the settings of `client`: address, database, user and password.
     ///
-    /// For settings that neither a url nor [`RedisStore::builder`] can express. It ties your version of the `redis`
-    /// crate to ours, hence the feature. [`RedisStoreBuilder::from_client`] does the same and takes more settings,
-    /// such as `min_replicas`.
+    /// The same as [`RedisStoreBuilder::from_client`], which takes more settings, such as certificates and
+    /// `min_replicas`. It ties your version of the `redis` crate to ours, hence the feature.
     ///
-    /// The store opens the connections itself, as with a url. `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT` are
-    /// those of `client`; `SO_LINGER` cannot be read from it.
+    /// The store opens the connections itself, as with a url, and always speaks RESP3 where it can. `TCP_NODELAY`,
+    /// keepalive and `TCP_USER_TIMEOUT` are those of `client`; `SO_LINGER` cannot be read from it. With `rediss://` the
+    /// authorities of the system are trusted, whatever your `redis` was compiled with.
     ///
-    /// With `rediss://` and the feature `tls-rustls` the roots of the system are trusted, whatever your `redis` was
-    /// compiled with: its `tls-rustls-webpki-roots` and `tls-native-tls` are not used.
+    /// # Errors
     ///
-    /// Certificates cannot be read from a client. So some clients open their connections themselves: those with
-    /// certificates, those that check none, and those with `rediss://` if the feature is off. They make a TLS
-    /// configuration for each connection, resume no session, use the crypto provider of the process (rustls installs
-    /// one, or panics if it cannot choose), and read messages of any length. If you give the certificates to a
-    /// builder, also to [`RedisStoreBuilder::from_client`], none of that applies.
+    /// If the client has certificates, since those cannot be read from it: give them to the builder. Also if it checks no
+    /// certificates, or if it is for `rediss://` and the feature `tls-rustls` is off.
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
-    #[must_use]
-    pub fn from_client(client: redis::Client) -> Self {
-        Self {
-            topology: Topology::Fixed(Endpoint::of(&client)),
-            min_replicas: None,
-        }
+    pub fn from_client(client: redis::Client) -> Result<Self, StoreError> {
+        RedisStoreBuilder::from_client(client).connect_lazy()
     }
 }
 
@@ -172,7 +165,8 @@ impl sealed::Sealed for RedisStore {}
 impl LockStore for RedisStore {
     fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
         let topology = self.topology.clone();
-        Arc::new(RedisSession::new(topology, self.min_replicas, config))
+        let backend = RedisBackend::new(topology, self.min_replicas, &config);
+        Arc::new(DriverSession::new(Arc::new(backend), config))
     }
 
     fn overhead(&self) -> Duration {
@@ -208,7 +202,7 @@ pub struct RedisStoreBuilder {
     min_replicas: Result<Option<MinReplicas>, Fault>,
     credentials: Option<Source>,
     #[cfg(feature = "tls-rustls")]
-    tls: Result<Tls, Fault>,
+    tls: Result<Tls, String>,
 }
 
 impl RedisStoreBuilder {
@@ -222,12 +216,11 @@ impl RedisStoreBuilder {
         }
     }
 
-    /// Builds a store that opens its connections with the settings of `client`, like [`RedisStore::from_client`]. That
-    /// page says which authorities it trusts with `rediss://`.
+    /// Takes the settings of `client`, as [`RedisStore::from_client`] says.
     ///
-    /// `root_certificate` and `client_certificate` replace all certificates of `client`, even if only one of them is
-    /// given. Then the server's certificate is always checked: against the given authorities, or those of the system.
-    /// The client certificate is the given one, or none.
+    /// Certificates cannot be read from a client. `root_certificate` and `client_certificate` stand for all of them, even
+    /// if only one of the two is given. Then the server's certificate is always checked: against the given authorities, or
+    /// those of the system. The client certificate is the given one, or none.
     ///
     /// # Examples
     ///
@@ -379,8 +372,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        let trusting = |tls: Tls| tls.trusting(pem.as_ref()).map_err(invalid_certificates);
-        self.tls = self.tls.and_then(trusting);
+        self.tls = self.tls.and_then(|tls| tls.trusting(pem.as_ref()));
         self
     }
 
@@ -389,10 +381,7 @@ impl RedisStoreBuilder {
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
     pub fn client_certificate(mut self, pem: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        let showing = |tls: Tls| {
-            let showing = tls.showing(&pem.into(), &key.into());
-            showing.map_err(invalid_certificates)
-        };
+        let showing = |tls: Tls| tls.showing(&pem.into(), &key.into());
         self.tls = self.tls.and_then(showing);
         self
     }
@@ -425,24 +414,23 @@ impl RedisStoreBuilder {
     /// # Errors
     ///
     /// If the url is invalid or needs a feature that is not enabled, if the certificates are invalid or do not go with
-    /// the url, or if `within` is zero, or a day or more.
+    /// the url, if the client cannot be used ([`RedisStore::from_client`]), or if `within` is zero, or a day or more.
     pub fn connect_lazy(self) -> Result<RedisStore, StoreError> {
         let mut topology = self.topology?;
         if let Some(credentials) = &self.credentials {
             topology = topology.with_credentials(credentials);
         }
         #[cfg(feature = "tls-rustls")]
-        let topology = topology.secured(self.tls?)?;
+        let topology = topology.secured(self.tls)?;
+        // The urls of several servers were read with care.
+        if let Topology::Fixed(server) = &topology {
+            server.check()?;
+        }
         Ok(RedisStore {
             topology,
             min_replicas: self.min_replicas?,
         })
     }
-}
-
-#[cfg(feature = "tls-rustls")]
-fn invalid_certificates(reason: String) -> Fault {
-    Fault::invalid("certificates", reason)
 }
 
 impl fmt::Debug for RedisStoreBuilder {

@@ -1,16 +1,21 @@
 //! Which servers a store consists of, and where they are.
 
-use std::future;
+use std::collections::BTreeSet;
 #[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cluster::{Address, Seeds};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+
+use super::cluster::Seeds;
 use super::credentials::Source;
 use super::endpoint::{Endpoint, split_url};
 use super::fault::Fault;
+use super::link::Link;
 use super::sentinel::Sentinels;
-use super::stream::Link;
+
+use crate::store::driver::Address;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::user_code::log;
@@ -39,29 +44,31 @@ impl Topology {
         }
     }
 
+    /// The servers, without their sentinels.
+    fn servers(&mut self) -> &mut [Endpoint] {
+        match self {
+            Self::Fixed(endpoint) => std::slice::from_mut(endpoint),
+            Self::Sentinels(sentinels) => std::slice::from_mut(&mut sentinels.server),
+            Self::Cluster(seeds) => &mut seeds.endpoints,
+        }
+    }
+
     /// Gives all servers one TLS configuration.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secured(mut self, tls: Tls) -> Result<Self, Fault> {
-        let tls = Arc::new(tls);
+    pub(super) fn secured(mut self, tls: Result<Tls, String>) -> Result<Self, Fault> {
+        let invalid = |reason| Fault::invalid("certificates", reason);
+        let tls = Arc::new(tls.map_err(invalid)?);
         let secure = |endpoint: &mut Endpoint| endpoint.secure(&tls);
-        match &mut self {
-            Self::Fixed(endpoint) => secure(endpoint)?,
-            Self::Sentinels(Sentinels { all, server, .. }) => {
-                all.iter_mut().chain([server]).try_for_each(secure)?;
-            }
-            Self::Cluster(seeds) => seeds.endpoints.iter_mut().try_for_each(secure)?,
+        if let Self::Sentinels(sentinels) = &mut self {
+            sentinels.all.iter_mut().try_for_each(secure)?;
         }
+        self.servers().iter_mut().try_for_each(secure)?;
         Ok(self)
     }
 
     /// Gives all servers credentials that change; sentinels keep their own.
     pub(super) fn with_credentials(mut self, credentials: &Source) -> Self {
-        let servers = match &mut self {
-            Self::Fixed(endpoint) => std::slice::from_mut(endpoint),
-            Self::Sentinels(sentinels) => std::slice::from_mut(&mut sentinels.server),
-            Self::Cluster(seeds) => &mut seeds.endpoints[..],
-        };
-        for server in servers {
+        for server in self.servers() {
             server.credentials = Some(credentials.clone());
         }
         self
@@ -81,6 +88,15 @@ impl Topology {
             Self::Cluster(seeds) => Some(seeds),
             _ => None,
         }
+    }
+
+    /// Where its primaries are; those of a cluster are asked for.
+    pub(super) async fn primaries(&self, within: Duration) -> Result<BTreeSet<Address>, Fault> {
+        let Self::Cluster(seeds) = self else {
+            return Ok([self.address().clone()].into());
+        };
+        let map = seeds.find_map(&[], within).await?;
+        Ok(map.into_iter().map(|(address, _)| address).collect())
     }
 
     /// How to connect to the node `address` now. Asked before each attempt.
@@ -108,22 +124,28 @@ impl Topology {
         &self,
         address: &str,
         within: Duration,
-    ) -> Result<(Link, Address), Fault> {
+    ) -> Result<Link, Fault> {
         let endpoint = self.endpoint(address, within).await?;
         let link = endpoint.connect_resp2(within).await;
-        let link = link.inspect_err(|_| self.doubt())?;
-        Ok((link, endpoint.address))
+        link.inspect_err(|_| self.doubt())
     }
 
-    /// Resolves when the primary is another server than `here`.
-    pub(super) async fn moved(self, here: Endpoint, within: Duration) -> Fault {
-        let Self::Sentinels(sentinels) = self else {
-            return future::pending().await;
+    /// Resolves when the primary is another server than `here`. `None` if it never is.
+    pub(super) fn moved(
+        &self,
+        here: Endpoint,
+        within: Duration,
+    ) -> Option<BoxFuture<'static, Fault>> {
+        let Self::Sentinels(sentinels) = self.clone() else {
+            return None;
         };
-        let there = sentinels.moved(&here, within).await;
-        let (address, to) = (here.address, &*there.address);
-        log!(debug, from = &*address, to, "the primary has changed");
-        Fault::NotPrimary { address }
+        let moved = async move {
+            let there = sentinels.moved(&here, within).await;
+            let (address, to) = (here.address, &*there.address);
+            log!(debug, from = &*address, to, "the primary has changed");
+            Fault::NotPrimary { address }
+        };
+        Some(moved.boxed())
     }
 
     /// Connects once, to see that a server answers and accepts our credentials.

@@ -189,7 +189,7 @@ impl<C: Clone> Turnstile<C> {
         };
         if acquisition.adopter != adopter.map(|first| first.id) {
             // A caller that adopts goes first, or it has left, or it has been answered.
-            self.abandon(now);
+            self.abandon(cx);
             return true;
         }
         if adopter.is_none() {
@@ -200,7 +200,7 @@ impl<C: Clone> Turnstile<C> {
             };
             let is_unwanted = self.waiters.is_empty();
             if misplaced || is_unwanted {
-                self.abandon(now);
+                self.abandon(cx);
                 return true;
             }
         }
@@ -326,7 +326,7 @@ impl<C: Clone> Turnstile<C> {
             acquisition.footprint = footprint;
         }
         self.on_refused(error);
-        self.abandon(cx.at());
+        self.abandon(cx);
         if let Some(ttl) = self.waiters.first().map(|first| first.ttl) {
             let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);
             self.state = KeyState::Acquiring(acquisition);
@@ -358,7 +358,7 @@ impl<C: Clone> Turnstile<C> {
         }
         if let Some(in_flight) = &mut self.in_flight {
             // O3: the reply in flight may be older or newer.
-            in_flight.grant = Some(received);
+            in_flight.grant = Some(Box::new(received));
             return;
         }
         if self.pending.iter().any(PendingOp::is_yield) {
@@ -410,7 +410,7 @@ impl<C: Clone> Turnstile<C> {
                 self.waiters.mark_answered();
             }
             if is_too_slow {
-                self.give_up_late(now, now.since(start));
+                self.give_up_late(cx, now.since(start));
             }
             return;
         }
@@ -423,13 +423,13 @@ impl<C: Clone> Turnstile<C> {
         if adopter.is_some()
             && let Some(adopter) = self.adopters.pop_front()
         {
-            self.grant_lease(now, adopter.id, adopter.waiter);
+            self.grant_lease(cx, adopter.id, adopter.waiter);
         }
     }
 
     /// D4: each time that we ask, the key is ours for another ttl, and is over when we hear of it. It is given back.
     /// Those who want no longer ttl, and have waited all the time, are refused.
-    fn give_up_late(&mut self, now: Point, round_trip: Duration) {
+    fn give_up_late(&mut self, cx: &EventCx<'_>, round_trip: Duration) {
         let KeyState::Acquiring(acquisition) = &self.state else {
             return;
         };
@@ -443,7 +443,7 @@ impl<C: Clone> Turnstile<C> {
         for waiter in refused {
             self.refuse(waiter.who, Refusal::TooSlow { round_trip });
         }
-        self.abandon(now);
+        self.abandon(cx);
     }
 
     /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes
@@ -472,9 +472,9 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Abandons an acquisition that nobody needs while the store is away. One that belongs to a pending yield stays.
-    pub(super) fn abandon_unwanted(&mut self, now: Point) {
+    pub(super) fn abandon_unwanted(&mut self, cx: &EventCx<'_>) {
         if !self.is_acquisition_wanted() && !self.pending.iter().any(PendingOp::is_yield) {
-            self.abandon(now);
+            self.abandon(cx);
         }
     }
 
@@ -489,11 +489,13 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Ends an acquisition that is not needed, and removes it from the store.
-    fn abandon(&mut self, now: Point) {
+    fn abandon(&mut self, cx: &EventCx<'_>) {
         if let KeyState::Acquiring(acquisition) = &self.state
             && let Some((op, lasts)) = acquisition.settlement()
         {
-            let pending = PendingOp::new(op, None, now + lasts);
+            // O5: if the answer was lost, the store may do it for as long as that.
+            let until = cx.at() + cx.ids.rules.response_timeout + lasts;
+            let pending = PendingOp::new(op, None, until);
             self.pending.push_back(pending);
         }
         self.state = KeyState::Idle;

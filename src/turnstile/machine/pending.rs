@@ -156,6 +156,9 @@ impl<C: Clone> Turnstile<C> {
     /// Fails releases that the store has not confirmed before the deadline of their lease, and drops operations that
     /// are no longer needed, because the key has expired.
     pub(super) fn expire_pending(&mut self, now: Point) {
+        if self.pending.is_empty() {
+            return;
+        }
         for ending in self.take_endings(|ending| now >= ending.deadline) {
             let store_error = self.store_error();
             self.end_lease(ending.who, LeaseEnd::Failed(store_error));
@@ -173,8 +176,8 @@ impl<C: Clone> Turnstile<C> {
             .collect()
     }
 
-    /// The answer to a renewal has come after the end of its lease. The store may have renewed the key as late as now.
-    /// So a release of the key stays pending until `until`, when the key is over in any case.
+    /// The answer to a renewal has come after the end of its lease, or was lost. So a release of the key stays pending
+    /// until `until`, when the key is over in any case.
     pub(super) fn prolong_pending(&mut self, owner: Owner, until: Point) {
         let removals = self.pending.iter_mut().filter(|it| it.settles(owner));
         removals.for_each(|pending| pending.until = pending.until.max(until));

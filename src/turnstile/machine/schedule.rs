@@ -25,7 +25,7 @@ impl<C: Clone> Turnstile<C> {
                 return;
             }
             if self.down {
-                return self.abandon_unwanted(cx.at());
+                return self.abandon_unwanted(cx);
             }
             let is_done = if self.pending.is_empty() {
                 !self.ask_store(cx)
@@ -48,13 +48,13 @@ impl<C: Clone> Turnstile<C> {
         };
         let next = self.waiters.first();
         let next_ttl = next.map(|next| next.ttl);
-        if next.is_some_and(|next| tenure.may_grant(&self.rules, next, now))
+        if next.is_some_and(|next| tenure.may_grant(&cx.ids.rules, next, now))
             && let Some((id, waiter)) = self.waiters.pop_first()
         {
             if let Some(ending) = ending {
                 self.end_lease(ending.who, LeaseEnd::Released);
             }
-            return self.grant_lease(now, id, waiter);
+            return self.grant_lease(cx, id, waiter);
         }
         let (old, until) = (tenure.owner(), tenure.expires_by(now));
         let (op, state) = match next_ttl {
@@ -71,17 +71,17 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Grants the key to a waiter in our tenure.
-    pub(super) fn grant_lease(&mut self, now: Point, id: WaiterId, waiter: Waiter<C>) {
+    pub(super) fn grant_lease(&mut self, cx: &EventCx<'_>, id: WaiterId, waiter: Waiter<C>) {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
         let who = waiter.who.clone();
-        let (token, deadline) = tenure.grant(id, waiter, now);
+        let (token, deadline) = tenure.grant(id, waiter, cx.at());
         let verdict = WaiterVerdict::Granted {
             token,
             deadline: deadline.moment(),
             is_first_of_several: !token.is_passed()
-                && self.rules.local_passes > 0
+                && cx.ids.rules.local_passes > 0
                 && self.waiters.has_patient(),
         };
         self.wake_waiter(who, verdict);
@@ -97,13 +97,13 @@ impl<C: Clone> Turnstile<C> {
         asks: Option<Footprint>,
         is_pending: bool,
     ) {
-        self.in_flight = Some(Box::new(InFlight {
+        self.in_flight = Some(InFlight {
             asks,
             is_pending,
             sent: now,
             newest_waiter: self.waiters.last_id(),
             grant: None,
-        }));
+        });
         self.effect(Effect::Send(op));
     }
 

@@ -42,7 +42,7 @@ impl<C: Clone> Turnstile<C> {
             }
             // O3: if the connection broke, the grant is dropped. Asking again recovers it.
             if let Some(received) = in_flight.grant.take() {
-                self.on_grant(cx, received);
+                self.on_grant(cx, *received);
             }
         }
         self.schedule(cx);
@@ -109,7 +109,15 @@ impl<C: Clone> Turnstile<C> {
         let now = cx.at();
         let tenure = match &mut self.state {
             KeyState::Held(tenure) if tenure.owner() == owner => tenure,
-            _ => return self.prolong_pending(owner, now + ttl + drift(ttl)),
+            _ => {
+                // The lock lasts for so long at most. If the answer was lost, the store may still prolong it until then.
+                let lasts = ttl + drift(ttl);
+                let until = match result {
+                    Err(OpError::Unknown(_)) => now + lasts + lasts,
+                    _ => now + lasts,
+                };
+                return self.prolong_pending(owner, until);
+            }
         };
         let error = match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {

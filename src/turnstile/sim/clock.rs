@@ -48,6 +48,11 @@ impl Clock {
         (i128::from(micros) * 1_000_000 / i128::from(1_000_000 + self.ppm)) as u64
     }
 
+    /// How far it and another clock get apart in a span of true time, without steps.
+    pub(super) fn apart(&self, other: &Self, span: True) -> True {
+        span * self.ppm.abs_diff(other.ppm) / 1_000_000
+    }
+
     pub(super) fn step(&mut self, by: i64) {
         self.base += by;
     }

@@ -2,6 +2,7 @@
 //! a call, and in what order they go, is decided by the store's own code.
 
 use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::clock::{MILLI, True};
 use super::process::{ProcessId, StoreEvent, line_of};
@@ -41,10 +42,10 @@ impl Link {
 }
 
 impl Sendable for Item {
-    type Line = (KeyId, u64);
-
-    fn line(&self) -> Self::Line {
-        line_of(self.key, &self.op)
+    fn line(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        line_of(self.key, &self.op).hash(&mut hasher);
+        hasher.finish()
     }
 
     fn priority(&self) -> Priority {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::caller::CallerId;
 use super::clock::{Clock, True};
 use super::link::Link;
+use super::profile::Profile;
 use super::world::{Event, KeyId, World};
 use crate::StoreError;
 use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Owner};
-use crate::store::send_window::Limits;
 use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
 
 pub(super) type ProcessId = usize;
@@ -53,18 +53,24 @@ pub(super) enum StoreEvent {
 }
 
 impl Process {
-    pub(super) fn new(id: ProcessId, clock: Clock, seed: u64, limits: Limits) -> Self {
+    pub(super) fn new(id: ProcessId, clock: Clock, seed: u64, profile: &Profile) -> Self {
+        let rules = Rules {
+            local_passes: profile.local_passes,
+            local_span: Duration::from_micros(profile.local_span),
+            max_waiters: profile.max_waiters,
+            response_timeout: Duration::from_micros(profile.response_timeout),
+        };
         Self {
             instance: format!("r{id}").into(),
             clock,
-            link: Link::new(limits),
+            link: Link::new(profile.limits),
             stopped: false,
             backlog: Vec::new(),
             gone: false,
             closed: false,
             grace: None,
             entries: BTreeMap::new(),
-            ids: Ids::new(seed),
+            ids: Ids::new(rules, seed),
             queue: true,
             inbox: VecDeque::new(),
             flying: BTreeSet::new(),
@@ -105,16 +111,11 @@ impl World {
         key: KeyId,
         event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_>) -> R,
     ) -> R {
-        let rules = Rules {
-            local_passes: self.profile.local_passes,
-            local_span: Duration::from_micros(self.profile.local_span),
-            max_waiters: self.profile.max_waiters,
-        };
         let process = &mut self.processes[id];
         let queue = process.queue;
         let now = process.clock.moment(self.now);
         let entry = process.entries.entry(key).or_insert_with(|| Entry {
-            lines: Lines::new(rules, queue),
+            lines: Lines::new(queue),
             armed: None,
         });
         let mut cx = EventCx::new(now, &mut process.ids);

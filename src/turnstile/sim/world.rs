@@ -136,7 +136,7 @@ impl World {
         for id in 0..world.profile.registries {
             let seed = world.rng.next();
             let ppm = drift(&mut world.rng);
-            let process = Process::new(id, Clock::new(0, ppm), seed, world.profile.limits);
+            let process = Process::new(id, Clock::new(0, ppm), seed, &world.profile);
             world.processes.push(process);
             world.plan(world.rng.clone().below(1000), Event::Reconnect(id));
         }

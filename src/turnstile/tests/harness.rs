@@ -124,11 +124,12 @@ impl Wish {
     }
 }
 
-pub(super) fn rules() -> Rules {
+pub(in crate::turnstile) fn rules() -> Rules {
     Rules {
         local_passes: 16,
         local_span: ms(20),
         max_waiters: 100,
+        response_timeout: RESPONSE_TIMEOUT,
     }
 }
 
@@ -139,10 +140,10 @@ impl Harness {
 
     pub(super) fn with(rules: Rules, queue: bool) -> Self {
         Self {
-            turnstile: Turnstile::new(rules, Mode::Exclusive, queue),
+            turnstile: Turnstile::new(Mode::Exclusive, queue),
             now: ms(1000),
             ahead: EPOCH as i64,
-            ids: Ids::new(1),
+            ids: Ids::new(rules, 1),
             sent: VecDeque::new(),
             told: Vec::new(),
             asked: Vec::new(),
@@ -175,14 +176,14 @@ impl Harness {
 
     /// Draws other random numbers.
     pub(super) fn seed(&mut self, seed: u64) {
-        self.ids = Ids::new(seed);
+        self.ids = Ids::new(rules(), seed);
     }
 
     /// An idle turnstile is forgotten; the next event makes another.
     #[track_caller]
     pub(super) fn forget(&mut self) {
         assert!(self.turnstile.is_idle());
-        self.turnstile = Turnstile::new(rules(), Mode::Exclusive, true);
+        self.turnstile = Turnstile::new(Mode::Exclusive, true);
     }
 
     /// Lets time go by, with the timer at every point that the turnstile names.

@@ -21,9 +21,9 @@ struct Key {
 impl Key {
     fn new() -> Self {
         Self {
-            lines: Lines::new(rules(), true),
+            lines: Lines::new(true),
             now: ms(1000),
-            ids: Ids::new(1),
+            ids: Ids::new(rules(), 1),
             sent: VecDeque::new(),
             told: Vec::new(),
         }
@@ -421,7 +421,7 @@ fn m5_very_many_waits_that_end_at_once_need_no_more_stack_than_one() {
             ..rules()
         };
         let mut key = Key {
-            lines: Lines::new(rules, true),
+            ids: Ids::new(rules, 1),
             ..Key::new()
         };
         for place in 0..WAITERS {

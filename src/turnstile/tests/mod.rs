@@ -18,3 +18,5 @@ mod wait_queue;
 mod waiting;
 mod watchdog;
 mod withdrawing;
+
+pub(super) use self::harness::rules;

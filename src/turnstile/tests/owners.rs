@@ -311,6 +311,50 @@ fn o6_an_unknown_op_whose_caller_has_gone_is_settled() {
     }
 }
 
+/// Found by the simulator (seed 8730): an attempt comes to the server after its connection was given up, which it does
+/// for as long as the attempt is of use (O5). The next connection stands only when a lock that was won before would be
+/// over, and nothing was sent: the lock stayed with nobody.
+#[test]
+fn o6_an_attempt_is_undone_as_long_as_it_may_be_done() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(300).once());
+    let attempt = harness.sent();
+    harness.wait_until(1100);
+    harness.lose(&attempt);
+    assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
+    harness.wait_until(2300);
+    harness.up(true);
+    let owner = asker(&attempt);
+    assert_eq!(harness.sent(), Op::Release { owner });
+    // The second is not waited for longer.
+    harness.lose(&Op::Release { owner });
+    harness.wait_until(2500);
+    assert!(harness.turnstile.is_idle());
+}
+
+/// A renewal whose connection is given up may be done as long as the lock lasts, which it prolongs. The release is
+/// pending for as long as that.
+#[test]
+fn o6_a_release_is_pending_as_long_as_a_lost_renewal_may_keep_the_lock() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1350);
+    let renewal = harness.sent();
+    assert!(matches!(renewal, Op::Renew { .. }), "{renewal:?}");
+    harness.finish(a);
+    let release = harness.sent();
+    assert_eq!(release, Op::Release { owner });
+    harness.wait_until(1400);
+    harness.lose(&renewal);
+    harness.lose(&release);
+    harness.wait_until(2800);
+    harness.up(true);
+    assert_eq!(harness.sent(), release);
+    harness.lose(&release);
+    harness.wait_until(3300);
+    assert!(harness.turnstile.is_idle());
+}
+
 /// A yield whose fate is unknown, and nobody left who wants its new ticket: the old lock first,
 /// then the new ticket, or the release might grant the lock to the very ticket that is to go.
 #[test]

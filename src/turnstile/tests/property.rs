@@ -162,8 +162,8 @@ impl Bench {
             ..rules()
         };
         Self {
-            turnstile: Turnstile::new(rules, Mode::Exclusive, true),
-            ids: Ids::new(7),
+            turnstile: Turnstile::new(Mode::Exclusive, true),
+            ids: Ids::new(rules, 7),
             // The renewals of many are spread (G5).
             leases: if passes.is_multiple_of(2) { 1 } else { 1000 },
             now: ms(5000),

@@ -36,11 +36,11 @@ struct Registry {
 impl Registry {
     /// Takes all leases at one moment.
     fn with_leases() -> Self {
-        let turnstile = || Turnstile::new(rules(), Mode::Exclusive, true);
+        let turnstile = || Turnstile::new(Mode::Exclusive, true);
         let mut registry = Self {
             turnstiles: std::iter::repeat_with(turnstile).take(LEASES).collect(),
             holders: Vec::new(),
-            ids: Ids::new(1),
+            ids: Ids::new(rules(), 1),
             now: ms(1000),
             timeouts: BTreeSet::new(),
             renewals: Vec::new(),

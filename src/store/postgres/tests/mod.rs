@@ -1,5 +1,6 @@
 //! The functions in the database, as our code calls them.
 
+mod ending;
 mod model;
 mod sweep;
 

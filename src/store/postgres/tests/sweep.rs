@@ -1,6 +1,5 @@
 //! Sweeps as a session does them.
 
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::Level;
@@ -8,43 +7,18 @@ use tracing::Level;
 use super::hearing::Log;
 use super::support::{PgServer, wait_until};
 use crate::store::PostgresStore;
-use crate::store::contract::{KeyScope, SessionConfig, StoreEvent, StoreEvents};
-use crate::store::postgres::session::{PostgresSession, Shared};
+use crate::store::postgres::backend::PostgresBackend;
 
 const BOUND: Duration = Duration::from_secs(10);
 
 /// For a sweep, with those before it that were interrupted.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-struct Nobody;
-
-impl StoreEvents for Nobody {
-    fn on_events(&self, _: Vec<StoreEvent>) {}
-
-    fn uses(&self, _: &KeyScope) -> bool {
-        false
-    }
-
-    fn waits(&self, _: &str) -> bool {
-        false
-    }
-
-    fn failed(&self, _: &(dyn std::any::Any + Send)) {
-        unreachable!("no task panics here")
-    }
-}
-
 /// What a session knows that has no connection.
-async fn session(url: &str) -> Arc<Shared> {
+async fn session(url: &str) -> PostgresBackend {
     let store = PostgresStore::connect(url).await.unwrap();
-    let config = SessionConfig {
-        prefix: "lock".into(),
-        instance: "a1".into(),
-        ttl: Duration::from_secs(30),
-        response_timeout: Duration::from_secs(5),
-        listener: Weak::<Nobody>::new(),
-    };
-    PostgresSession::new(store.settings, config).shared.clone()
+    let within = Duration::from_secs(5);
+    PostgresBackend::new(store.settings, "lock".into(), "a1".into(), within)
 }
 
 /// It deletes what nobody has used for an hour, and leaves the others, on a connection of its own. It prints the rate: a

@@ -247,6 +247,29 @@ async fn o4_pushes_that_do_not_arrive_make_no_push() {
     won(&one.outcome("k", attempt(1)).await);
 }
 
+/// The time of the server is that of the probe's reply, however long its push was waited for: else the first calls would
+/// come too late.
+#[tokio::test]
+async fn o5_the_wait_for_a_push_that_does_not_arrive_counts() {
+    let of_use = Arc::new(Mutex::new(None));
+    let seen = of_use.clone();
+    let fake = Fake::start(move |request| {
+        if request.is_call() {
+            seen.lock().unwrap().get_or_insert(request.of_use());
+        }
+        let probed = || request.reply(super::fake::NOW, b"$1\r\n1\r\n");
+        request.is_probe().then(probed)
+    });
+    let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
+    let mut one = settings.open();
+    one.session().start();
+    assert!(!one.up().await);
+    won(&one.outcome("k", attempt(1)).await);
+    // 300 ms in which nothing was heard, less the drift, and 300 ms for the answer.
+    let of_use = of_use.lock().unwrap().expect("a call");
+    assert!(of_use >= super::fake::NOW + 599_000, "{of_use}");
+}
+
 /// The old connection is still subscribed, and hears what the probe before published.
 #[tokio::test]
 async fn o4_a_push_with_another_nonce_proves_nothing() {
@@ -380,4 +403,32 @@ async fn o4_a_server_that_loads_counts_as_a_reconnect() {
     );
     assert!(one.up().await);
     won(&one.outcome("k", attempt(1)).await);
+}
+
+/// A proxy that knows passwords and no users: the database is chosen after the log-in that counts.
+#[tokio::test]
+async fn a_database_is_selected_again_when_the_user_is_left_out() {
+    let is_in = Arc::new(Mutex::new(false));
+    let state = is_in.clone();
+    let fake = Fake::start(move |request| {
+        let mut is_in = state.lock().unwrap();
+        let refusal = match request.words[0].as_str() {
+            "HELLO" => "ERR unknown command 'HELLO'",
+            "AUTH" if request.words.len() == 3 => {
+                "ERR wrong number of arguments for 'auth' command"
+            }
+            "AUTH" => {
+                *is_in = true;
+                return None;
+            }
+            _ if !*is_in => "NOAUTH Authentication required.",
+            _ => return None,
+        };
+        Some(format!("-{refusal}\r\n").into_bytes())
+    });
+    let url = fake.url().replace("redis://", "redis://me:password@") + "3";
+    let mut one = Settings::url(url, "a1").open();
+    one.session().start();
+    assert!(!one.up().await, "over RESP2 waiters poll");
+    assert!(*is_in.lock().unwrap());
 }

@@ -86,7 +86,7 @@ async fn a_user_s_own_client_keeps_no_message_without_an_end() {
     let seen = Seen::default();
     let fake = Fake::start(talks(seen.clone()));
     let client = redis::Client::open(fake.url()).unwrap();
-    ends_its_connection(RedisStore::from_client(client), &seen).await;
+    ends_its_connection(RedisStore::from_client(client).unwrap(), &seen).await;
 }
 
 /// On a waiting registry's connection nothing is said for hours by us, and a lot by the server: what is heard is no

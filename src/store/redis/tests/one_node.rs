@@ -12,6 +12,7 @@ use super::paused::in_real_time;
 use super::registry::{BOUND, Registry, Settings, TTL, attempt, enter, place, renew, unsent, won};
 use super::support::wait_until;
 use crate::store::contract::{Outcome, StoreEvent};
+use crate::store::redis::slots::slot;
 
 /// Its ticket's place in the queue.
 const PLACE: u64 = 5;
@@ -24,26 +25,36 @@ fn registry(mut answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'stati
     let own = port.clone();
     let fake = Fake::start(move |request| {
         answers(request).or_else(|| {
-            let word = |index: usize| request.words[index].as_str();
             if request.is("CLUSTER") {
                 let port = own.get().unwrap();
                 let node = format!("*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n");
                 return Some(format!("*1\r\n*3\r\n:0\r\n:16383\r\n{node}").into_bytes());
             }
-            if request.is("SSUBSCRIBE") || request.is("SUNSUBSCRIBE") {
-                let kind = word(0).to_lowercase();
-                return Some(push(&[&kind, word(1)], ":1\r\n"));
-            }
-            request.is("SPUBLISH").then(|| {
-                let mut bytes = push(&["smessage", word(1), word(2)], "");
-                bytes.extend(b":1\r\n");
-                bytes
-            })
+            cluster(request)
         })
     });
     port.set(fake.port()).unwrap();
     let url = format!("redis+cluster://127.0.0.1:{}/", fake.port());
     Settings::url(url, "a1").open()
+}
+
+/// What a node of a cluster says where a single server would say something else.
+fn cluster(request: &Request) -> Option<Vec<u8>> {
+    let word = |index: usize| request.words[index].as_str();
+    if request.is("SSUBSCRIBE") || request.is("SUNSUBSCRIBE") {
+        let kind = word(0).to_lowercase();
+        return Some(push(&[&kind, word(1)], ":1\r\n"));
+    }
+    // The probe's message goes by a shard's channel.
+    let [.., channel, message] = request.is_probe().then(|| request.arguments())? else {
+        return None;
+    };
+    let mut bytes = match channel.is_empty() {
+        true => Vec::new(),
+        false => push(&["smessage", channel, message], ""),
+    };
+    bytes.extend(request.reply(NOW, b"$1\r\n1\r\n"));
+    Some(bytes)
 }
 
 /// The lock is another's, and whoever enters gets a place.
@@ -151,9 +162,7 @@ fn subscriptions_are_asked_for_again_with_the_next_runtime() {
         assert_eq!(&*one.granted().await.0, "k");
         // An earlier grant may have gone unheard: the ticket is to be entered again.
         let is_of_k = |event| match event {
-            StoreEvent::Up { scope, queue, .. } => {
-                queue && scope.contains("k") && !scope.contains("l")
-            }
+            StoreEvent::Up { scope, queue, .. } => queue && scope.contains("k"),
             _ => false,
         };
         assert!(std::iter::from_fn(|| one.heard_by_now()).any(is_of_k));
@@ -162,65 +171,104 @@ fn subscriptions_are_asked_for_again_with_the_next_runtime() {
     assert!(channels.is_sorted_by(|a, b| a < b), "{channels:?}");
 }
 
-/// The connection for calls stands all the while, so that nothing else tells the registry that it may ask again.
+/// A ticket whose grants are not heard would be dropped.
 #[tokio::test]
-async fn a_key_whose_ticket_was_not_sent_asks_again_when_its_node_is_connected() {
+async fn a_ticket_is_entered_when_its_subscription_is_no_longer_refused() {
     let mut has_refused = false;
     let mut one = registry(move |request| {
-        if request.is("SSUBSCRIBE") && !std::mem::replace(&mut has_refused, true) {
+        let is_ours = request.is("SSUBSCRIBE") && request.words[1] == CHANNEL;
+        if is_ours && !std::mem::replace(&mut has_refused, true) {
             return Some(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
         }
         busy(request)
     });
     one.submit("k", enter(1));
     assert!(one.up().await);
-    let error = unsent(one.reply("k", &enter(1)).await);
-    assert!(error.to_string().contains("LOADING"), "{error}");
+    let answer = one.reply("k", &enter(1)).await.unwrap();
+    assert_eq!(place(&answer.outcome), PLACE);
+}
+
+/// When a slot moves away, the server says that the subscription has ended, and nobody asked for that.
+#[tokio::test]
+async fn a_ticket_is_entered_again_when_the_node_ends_its_subscription() {
+    let connections = Arc::new(AtomicUsize::new(0));
+    let count = connections.clone();
+    let mut entered = 0;
+    let mut one = registry(move |request| {
+        count.fetch_max(request.connection, Ordering::Relaxed);
+        let mut answer = busy(request)?;
+        if request.letters() == "E" {
+            entered += 1;
+            if entered == 1 {
+                answer.extend(push(&["sunsubscribe", CHANNEL], ":0\r\n"));
+            }
+        }
+        Some(answer)
+    });
+    one.submit("k", enter(1));
+    assert!(one.up().await);
+    let answer = one.reply("k", &enter(1)).await.unwrap();
+    assert_eq!(place(&answer.outcome), PLACE);
+    let before = connections.load(Ordering::Relaxed);
     let event = one.next().await;
     let StoreEvent::Up { scope, queue, .. } = &event else {
         panic!("{event:?}");
     };
-    assert!(queue, "it is away for a moment only");
-    assert!(scope.contains("k") && !scope.contains("other"));
+    assert!(*queue && scope.contains("k") && !scope.contains("other"));
     assert_eq!(place(&one.outcome("k", enter(1)).await), PLACE);
+    assert_eq!(connections.load(Ordering::Relaxed), before, "it stands");
 }
 
 /// Keys whose node stands need no map: they do not wait for a server that does not give it.
 #[tokio::test]
 async fn a_key_may_ask_again_while_the_search_for_the_map_hangs() {
-    const LOADING: &[u8] = b"-LOADING Redis is loading the dataset in memory\r\n";
-    let hanging = Arc::new(AtomicUsize::new(0));
-    let count = hanging.clone();
-    let mut calls = None;
-    let mut one = registry(move |request| {
-        if request.is_call() {
-            calls = Some(request.connection);
-        }
-        if request.is("CLUSTER") && calls.is_some() {
-            if calls == Some(request.connection) {
-                return Some(LOADING.into());
+    const MIDDLE: u16 = 8_192;
+    let key = |is_first: bool| {
+        let mut keys = (0..).map(|number| format!("k{number}"));
+        let is_there = |key: &String| (slot(&format!("lock:{key}")) < MIDDLE) == is_first;
+        keys.find(is_there).unwrap()
+    };
+    let (moves, stays) = (key(true), key(false));
+    let lock = format!("lock:{moves}");
+    let (port, moved) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(false)));
+    let (own, has_moved) = (port.clone(), moved.clone());
+    let mut has_told = false;
+    let fake = Fake::start(move |request| {
+        let port: &u16 = own.get().unwrap();
+        if request.is("CLUSTER") {
+            if std::mem::replace(&mut has_told, true) {
+                // It says nothing.
+                return Some(Vec::new());
             }
-            count.fetch_add(1, Ordering::Relaxed);
-            return Some(Vec::new());
+            let range = |first: u16, last: u16, host: &str| {
+                format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n$9\r\n{host}\r\n:{port}\r\n")
+            };
+            let first = range(0, MIDDLE - 1, "127.0.0.1");
+            let second = range(MIDDLE, 16_383, "127.0.0.2");
+            return Some(format!("*2\r\n{first}{second}").into_bytes());
         }
-        if request.is("SSUBSCRIBE") {
-            return Some(LOADING.into());
+        let is_ours = request.is_call() && request.words[3] == lock;
+        if is_ours && has_moved.swap(false, Ordering::Relaxed) {
+            return Some(format!("-MOVED {} 127.0.0.2:{port}\r\n", slot(&lock)).into_bytes());
         }
-        busy(request)
+        cluster(request)
     });
-    one.submit("k", enter(1));
-    assert!(one.up().await);
-    unsent(one.reply("k", &enter(1)).await);
-    wait_until("it hangs", BOUND, || hanging.load(Ordering::Relaxed) > 0).await;
+    port.set(fake.port()).unwrap();
+    let url = format!("redis+cluster://127.0.0.1:{}/", fake.port());
+    let mut one = Settings::url(url, "a1").open();
+    for (owner, key) in [(1, &moves), (2, &stays)] {
+        won(&one.outcome(key, attempt(owner)).await);
+    }
     while one.heard_by_now().is_some() {}
+    moved.store(true, Ordering::Relaxed);
     let begin = Instant::now();
-    unsent(one.ask("l", enter(2)).await);
+    won(&one.outcome(&moves, attempt(1)).await);
     let event = one.next().await;
     assert!(begin.elapsed() < BOUND / 2, "after the search");
     let StoreEvent::Up { scope, .. } = &event else {
         panic!("{event:?}");
     };
-    assert!(scope.contains("l") && !scope.contains("other"));
+    assert!(scope.contains(&moves) && !scope.contains(&stays));
 }
 
 /// What has no right to subscribe does not get it by asking again: no key of the node is waited for in a queue.
@@ -236,20 +284,64 @@ async fn without_the_right_to_subscribe_no_key_of_the_node_has_a_queue() {
         busy(request)
     });
     one.submit("k", enter(1));
-    assert!(one.up().await, "it may push as far as is known");
-    let error = unsent(one.reply("k", &enter(1)).await);
-    assert!(error.to_string().contains("NOPERM"), "{error}");
     let event = one.next().await;
     let StoreEvent::Up { scope, queue, .. } = &event else {
         panic!("{event:?}");
     };
     assert!(!queue && scope.contains("k") && scope.contains("other"));
+    let answer = one.reply("k", &enter(1)).await.unwrap();
+    let has_no_place = matches!(answer.outcome, Outcome::Busy { score: None, .. });
+    assert!(has_no_place, "{answer:?}");
     // Whoever enters all the same stands in no queue.
     let before = subscribed.load(Ordering::Relaxed);
     let outcome = one.outcome("other", enter(2)).await;
     let has_no_place = matches!(outcome, Outcome::Busy { score: None, .. });
     assert!(has_no_place, "{outcome:?}");
     assert_eq!(subscribed.load(Ordering::Relaxed), before);
+}
+
+/// Else the server would keep a channel for every key that was ever waited for.
+#[tokio::test]
+async fn without_the_right_to_unsubscribe_no_key_of_the_node_has_a_queue() {
+    let mut one = registry(move |request| {
+        if request.is("SUNSUBSCRIBE") {
+            return Some(b"-NOPERM this user has no permissions\r\n".to_vec());
+        }
+        busy(request)
+    });
+    one.submit("k", enter(1));
+    assert!(!one.up().await, "waiters poll");
+    let answer = one.reply("k", &enter(1)).await.unwrap();
+    let has_no_place = matches!(answer.outcome, Outcome::Busy { score: None, .. });
+    assert!(has_no_place, "{answer:?}");
+}
+
+/// A node that had no slot when we connected was not tried out, and refuses when the first key is waited for there.
+#[tokio::test]
+async fn a_right_that_is_found_missing_later_leaves_no_key_of_the_node_with_a_queue() {
+    let subscribed = Arc::new(AtomicUsize::new(0));
+    let count = subscribed.clone();
+    let mut one = registry(move |request| {
+        if request.is("SSUBSCRIBE") && request.words[1] == CHANNEL {
+            count.fetch_add(1, Ordering::Relaxed);
+            return Some(b"-NOPERM this user has no permissions\r\n".to_vec());
+        }
+        busy(request)
+    });
+    one.submit("k", enter(1));
+    assert!(one.up().await, "it may push as far as is known");
+    let error = unsent(one.reply("k", &enter(1)).await);
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+    assert!(error.is_retryable());
+    let event = one.next().await;
+    let StoreEvent::Up { scope, queue, .. } = &event else {
+        panic!("{event:?}");
+    };
+    assert!(!queue && scope.contains("k") && scope.contains("other"));
+    let outcome = one.outcome("k", enter(1)).await;
+    let has_no_place = matches!(outcome, Outcome::Busy { score: None, .. });
+    assert!(has_no_place, "{outcome:?}");
+    assert_eq!(subscribed.load(Ordering::Relaxed), 1);
 }
 
 /// The node says of all keys of a call that it cannot do it for one of them. Those that it could do for must not wait

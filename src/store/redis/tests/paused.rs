@@ -11,7 +11,7 @@ use super::support::{RedisServer, wait_until};
 use crate::LockRegistry;
 use crate::store::RedisStore;
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::store::redis::node::IDLE;
+use crate::store::driver::IDLE;
 
 /// A paused clock goes on by itself while all tasks wait, but not while a thread works for one: so what waits for
 /// another process has all the time it needs.

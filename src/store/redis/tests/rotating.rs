@@ -8,7 +8,7 @@ use super::registry::BOUND;
 use super::support::wait_until;
 use crate::store::redis::Credentials;
 use crate::store::redis::credentials::Source;
-use crate::store::redis::endpoint::{Endpoint, ignore};
+use crate::store::redis::endpoint::Endpoint;
 
 /// Servers quote the arguments of what they do not know.
 #[tokio::test]
@@ -23,24 +23,33 @@ async fn an_error_that_quotes_new_credentials_is_not_logged() {
     let (rotate, newest) = watch::channel(Credentials::new("app", "s3kret0"));
     let mut endpoint = Endpoint::parse(&fake.url()).unwrap();
     endpoint.credentials = Some(Source::watching(newest));
-    let (mut link, _) = endpoint.connect(BOUND, ignore).await.unwrap();
-    rotate.send(Credentials::new("app", "s3kret1")).unwrap();
-    wait_until("it is refused", BOUND, || {
-        let logged = log.text();
-        logged.contains("the server refused the new credentials") && logged.contains("\"ERR\"")
-    })
-    .await;
+    let (mut link, _) = endpoint.connect::<()>(BOUND).await.unwrap();
+    let rotating = async {
+        rotate.send(Credentials::new("app", "s3kret1")).unwrap();
+        wait_until("it is refused", BOUND, || {
+            let logged = log.text();
+            logged.contains("the server refused the new credentials") && logged.contains("\"ERR\"")
+        })
+        .await;
+    };
+    tokio::select! {
+        _ = link.next() => panic!("nothing was asked"),
+        () = rotating => {}
+    }
     assert!(!log.text().contains("s3kret"), "{}", log.text());
     // The connection goes on, and so do credentials that come later.
-    let address = endpoint.address.clone();
-    link.ask(&redis::cmd("PING"), &address, BOUND)
-        .await
-        .unwrap();
-    rotate.send(Credentials::new("app", "s3kret2")).unwrap();
-    wait_until("it is refused again", BOUND, || {
-        log.text().matches("the server refused").count() == 2
-    })
-    .await;
+    link.ask(&redis::cmd("PING"), BOUND).await.unwrap();
+    let rotating = async {
+        rotate.send(Credentials::new("app", "s3kret2")).unwrap();
+        wait_until("it is refused again", BOUND, || {
+            log.text().matches("the server refused").count() == 2
+        })
+        .await;
+    };
+    tokio::select! {
+        _ = link.next() => panic!("nothing was asked"),
+        () = rotating => {}
+    }
     // A connection that is given up takes the task along that waits for more.
     drop(link);
     wait_until("nobody listens", BOUND, || rotate.receiver_count() == 1).await;

@@ -140,7 +140,7 @@ async fn a_users_own_client_is_taken() {
     use crate::store::LockStore;
     let server = RedisServer::start();
     let client = redis::Client::open(server.url()).unwrap();
-    let store = RedisStore::from_client(client);
+    let store = RedisStore::from_client(client).unwrap();
     assert!(format!("{store:?}").contains(&server.port().to_string()));
     let _: &dyn LockStore = &store;
 }

@@ -11,10 +11,10 @@ use redis::ConnectionLike;
 use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, yield_turn};
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent, SubmittedOp};
+use crate::store::driver::{Request, RequestKind};
 use crate::store::redis::call;
 use crate::store::redis::keys::Names;
 use crate::store::redis::reply::{self, RequestReply};
-use crate::store::redis::request::{Request, RequestKind};
 use crate::store::redis::script;
 
 const FENCE: &str = "lock:~fence";
@@ -60,9 +60,8 @@ impl Caller {
                 Request::new(RequestKind::Op(SubmittedOp::unattended(*key, op.clone())))
             })
             .collect();
-        let script = &script::SERVER;
-        let command = call::command(script, &self.names, NUMBER, of_use, &jobs);
-        let command = script.in_full(&command).get_packed_command();
+        let (mut command, script) = (Vec::new(), script::SERVER.whole());
+        call::write(&mut command, script, &self.names, NUMBER, of_use, &jobs);
         let reply = self.connection.req_packed_command(&command).unwrap();
         let reply = reply::read_reply(NUMBER, &jobs, reply).expect("the reply to this call");
         let replies = reply.replies;

@@ -1,61 +1,53 @@
-//! Where a request goes on a cluster: what answers and redirections say, and the map of the slots.
+//! Where a request goes if several servers have the keys: what answers and redirections say, and the map of the slots.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::channel::oneshot;
 use rand::seq::{IteratorRandom, SliceRandom};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::backend::{Backend, Next, Refusal, Reply, SlotMap, Trouble};
+use super::backoff::Backoff;
 use super::change::{Change, Node};
-use super::cluster::{Seeds, SlotMap, absolute, ask_map};
-use super::fault::{ErrorReply, Fault};
-use super::reply::RequestReply;
 use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
-use super::slots::SLOTS;
 use crate::StoreError;
-use crate::store::backoff::Backoff;
-use crate::store::contract::{
-    Answer, KeyScope, OpError, Outcome, ServerTime, StoreEvent, SubmittedOp,
-};
+use crate::store::contract::{Answer, KeyScope, OpError, Outcome, StoreEvent};
 
 /// A request is redirected this often without a pause. Then it is delayed, so that two nodes that name each other do
 /// not cause a busy loop.
 const HOPS: u32 = 4;
 
+pub(super) const STRANGE_CLOCK: Trouble<'static> =
+    Trouble::Garbled("the server's clock runs too differently from ours");
+
 /// The map is not asked for more often than this, however many redirections come.
 const SEARCH_PAUSE: Duration = Duration::from_millis(50);
 
 /// Answers and redirections.
-impl Change<'_> {
-    pub(super) fn on_reply(
-        &mut self,
-        id: NodeId,
-        mut request: Request,
-        at: ServerTime,
-        reply: RequestReply,
-    ) {
+impl<B: Backend> Change<'_, B> {
+    pub(super) fn on_reply(&mut self, id: NodeId, mut request: Request, reply: Reply) {
         let node = &self.state.nodes[id];
+        if let Reply::Done { unserved: true, .. } = reply
+            && let Some(op) = request.op()
+        {
+            let (key, owner) = (request.key().clone(), op.owner());
+            let unserved = StoreEvent::Unserved { key, owner };
+            self.effects.events.push(unserved);
+        }
         match reply {
             // Now it enters the queue, after its subscription is confirmed.
-            RequestReply::Done(Outcome::Busy { .. })
-                if node.no_push.is_none() && request.attempts_first =>
-            {
+            Reply::Done {
+                outcome: Outcome::Busy { .. },
+                ..
+            } if node.no_push.is_none() && request.attempts_first => {
                 request.attempts_first = false;
                 self.route(request);
             }
-            RequestReply::DoneUnserved(outcome) => {
-                if let RequestKind::Op(SubmittedOp { key, op, .. }) = &request.kind {
-                    let (key, owner) = (key.clone(), op.owner());
-                    self.effects
-                        .events
-                        .push(StoreEvent::Unserved { key, owner });
-                }
-                self.on_reply(id, request, at, RequestReply::Done(outcome));
-            }
-            RequestReply::Done(outcome) => {
+            Reply::Done { at, outcome, .. } => {
                 let (key, heard) = (request.key().clone(), request.heard);
                 let is_busy = matches!(outcome, Outcome::Busy { .. });
                 self.answer(request, Ok(Answer { at, outcome }));
@@ -64,33 +56,27 @@ impl Change<'_> {
                     self.effects.doubtful.insert(key);
                 }
             }
-            RequestReply::Seen(key_status) => {
+            Reply::Seen(key_status) => {
                 if let RequestKind::Look(_, answer) = request.kind {
                     self.effects.looks.push((answer, Ok(key_status)));
                 }
             }
-            RequestReply::Stale | RequestReply::More => {
-                let fault = Fault::Garbled {
-                    address: node.address.clone(),
-                    what: "the server's clock runs too differently from ours",
-                };
-                self.answer(request, Err(OpError::Unknown(fault.into())));
+            Reply::Stale | Reply::Again | Reply::Later(_) => {
+                let error = self.shared.backend.error(&node.address, STRANGE_CLOCK);
+                self.answer(request, Err(OpError::Unknown(error)));
             }
-            RequestReply::Refused(refusal) => self.on_refused(id, request, &refusal),
+            Reply::Refused(refusal) => self.on_refused(request, refusal),
         }
     }
 
-    /// The server did nothing of the call.
-    pub(super) fn on_refused(&mut self, id: NodeId, mut request: Request, refusal: &ErrorReply) {
-        match refusal.code() {
-            _ if !self.shared.is_cluster() => self.refuse(Some(id), request, refusal),
-            code @ ("MOVED" | "ASK") => {
-                let to = refusal.text().split(' ').nth(1);
-                let to = to.and_then(|to| absolute(to, &self.state.nodes[id].address));
-                let Some(to) = to.map(|to| self.state.node(&to)) else {
-                    return self.refuse(Some(id), request, refusal);
-                };
-                if code == "MOVED" {
+    /// The server did nothing of the request.
+    pub(super) fn on_refused(&mut self, mut request: Request, refusal: Refusal) {
+        let Refusal { error, next, .. } = refusal;
+        match next {
+            Next::Nothing => self.answer(request, Err(OpError::Refused(error))),
+            Next::Moved(ref to) | Next::Ask(ref to) => {
+                let (to, has_moved) = (self.state.node(to), matches!(next, Next::Moved(_)));
+                if has_moved {
                     // The slot changes at once, and the rest of the map is asked for.
                     let owner = owner_of(to);
                     if let Some(known) = self.state.owners.get_mut(usize::from(request.slot))
@@ -101,34 +87,33 @@ impl Change<'_> {
                     self.search();
                 }
                 if request.hops >= HOPS {
-                    self.delay(request, refusal);
+                    self.delay(request, error);
                 } else {
                     request.hops += 1;
-                    request.asking = (code == "ASK").then_some(to);
+                    request.asking = (!has_moved).then_some(to);
                     self.route(request);
                 }
             }
-            "CLUSTERDOWN" | "READONLY" | "LOADING" | "MASTERDOWN" => {
+            Next::Search => {
                 self.search();
-                self.delay(request, refusal);
+                self.delay(request, error);
             }
-            "TRYAGAIN" => {
+            Next::Wait => {
                 // In time for the caller, who waits for one response time-out at most.
                 let patience = self.shared.config.response_timeout / 2;
                 request.is_bare |= request.may_be_bare() && request.since.elapsed() > patience;
-                self.delay(request, refusal);
+                self.delay(request, error);
             }
-            _ => self.refuse(Some(id), request, refusal),
         }
     }
 
     /// Tries again after a pause, as long as the answer is of use.
-    pub(super) fn delay(&mut self, mut request: Request, refusal: &ErrorReply) {
+    pub(super) fn delay(&mut self, mut request: Request, error: StoreError) {
         let now = Instant::now();
         let patience = request.since + self.shared.config.response_timeout * 3 / 4;
         let patience = request.useful_until().unwrap_or(patience);
         if now >= patience {
-            return self.refuse(self.owner(request.slot), request, refusal);
+            return self.answer(request, Err(OpError::Refused(error)));
         }
         let pause = Duration::from_millis(10 << request.delays.min(4));
         let due = now + pause.mul_f64(rand::random_range(0.5..=1.0));
@@ -142,17 +127,16 @@ impl Change<'_> {
         self.effects.tasks.push(task.run(due.min(patience)).boxed());
     }
 
-    /// Asks a cluster for its map after a pause, unless a search is running. After the pause the registry is told
+    /// Asks for the map after a pause, unless a search is running. After the pause the registry is told
     /// which unsettled keys it may ask for, so that what is refused at once is not asked again at once.
     pub(super) fn search(&mut self) {
-        let Some(seeds) = self.shared.topology.seeds() else {
+        if !self.shared.has_map() {
             return;
-        };
+        }
         self.state.search.is_due = true;
         if !std::mem::replace(&mut self.state.search.is_running, true) {
             let task = SearchTask {
                 shared: self.shared.clone(),
-                seeds: seeds.clone(),
                 has_ended: false,
             };
             self.effects.tasks.push(task.run().boxed());
@@ -161,13 +145,13 @@ impl Change<'_> {
 
     pub(super) fn install(&mut self, map: SlotMap) {
         self.state.search.backoff = Backoff::default();
-        let mut owners = vec![None; SLOTS];
+        let mut owners = vec![None; self.shared.backend.slots()];
         for (address, slots) in map {
             let owner = owner_of(self.state.node(&address));
             owners[usize::from(*slots.start())..=usize::from(*slots.end())].fill(owner);
         }
         let mut old = std::mem::replace(&mut self.state.owners, owners);
-        old.resize(SLOTS, None);
+        old.resize(self.state.owners.len(), None);
         let (owners, subscriptions) = (&self.state.owners, &self.state.subscriptions);
         let changed = (0..).zip(old.iter().zip(owners));
         let changed = changed.filter(|(_, (old, new))| old != new);
@@ -207,13 +191,12 @@ impl Change<'_> {
 /// Asks for the map until it is found; with an older one at hand only once.
 ///
 /// Made before it is spawned, so its drop reports even if the runtime never ran it.
-struct SearchTask {
-    shared: Arc<Shared>,
-    seeds: Seeds,
+struct SearchTask<B: Backend> {
+    shared: Arc<Shared<B>>,
     has_ended: bool,
 }
 
-impl SearchTask {
+impl<B: Backend> SearchTask<B> {
     async fn run(mut self) {
         let shared = self.shared.clone();
         while !self.has_ended {
@@ -236,8 +219,8 @@ impl SearchTask {
             let mut is_wanted = false;
             match self.settling(self.find_map()).await {
                 Ok(map) => shared.change(|change| change.install(map)),
-                Err(fault) => {
-                    is_wanted = shared.change(|change| change.on_no_map(fault.into()));
+                Err(error) => {
+                    is_wanted = shared.change(|change| change.on_no_map(error));
                     let listener = shared.config.listener.upgrade();
                     is_wanted &= listener.is_some_and(|it| it.uses(&KeyScope::All));
                 }
@@ -262,29 +245,36 @@ impl SearchTask {
         }
     }
 
-    async fn find_map(&self) -> Result<SlotMap, Fault> {
+    async fn find_map(&self) -> Result<SlotMap, StoreError> {
         let within = self.shared.config.response_timeout;
-        let (connected, mut known) = self.shared.change(|change| {
-            let nodes = &change.state.nodes;
-            let connected = nodes.iter().filter_map(|node| {
-                let connection = node.connection.clone()?;
-                Some((node.address.clone(), connection))
-            });
-            let known = nodes.iter().map(|node| node.address.clone());
-            let known: Vec<_> = known.filter(|it| !it.is_empty()).collect();
-            (connected.choose(&mut rand::rng()), known)
-        });
-        if let Some((address, mut connection)) = connected
-            && let Ok(map) = ask_map(&mut connection, &address, within).await
-        {
+        if let Some(map) = self.ask_connected(within).await {
             return Ok(map);
         }
+        let mut known = self.shared.change(|change| {
+            let known = change.state.nodes.iter().map(|node| node.address.clone());
+            known.filter(|it| !it.is_empty()).collect::<Vec<_>>()
+        });
         known.shuffle(&mut rand::rng());
-        self.seeds.find_map(&known, within).await
+        self.shared.backend.find_map(known).await
+    }
+
+    /// The map as a node has it whose connection stands.
+    async fn ask_connected(&self, within: Duration) -> Option<SlotMap> {
+        let answered = self.shared.change(|change| {
+            let nodes = change.state.nodes.iter_mut();
+            let node = nodes
+                .filter(|it| it.is_connected)
+                .choose(&mut rand::rng())?;
+            let (asked, answered) = oneshot::channel();
+            node.maps.push(asked);
+            change.effects.woken.push(node.wake.clone());
+            Some(answered)
+        })?;
+        timeout(within, answered).await.ok()?.ok()
     }
 }
 
-impl Drop for SearchTask {
+impl<B: Backend> Drop for SearchTask<B> {
     fn drop(&mut self) {
         if !self.has_ended {
             self.shared.change(|change| {
@@ -297,12 +287,12 @@ impl Drop for SearchTask {
 }
 
 /// A request that is routed again after a pause. If its runtime ends before that, it is answered when it is dropped.
-struct DelayedRequest {
-    shared: Arc<Shared>,
+struct DelayedRequest<B: Backend> {
+    shared: Arc<Shared<B>>,
     request: Option<Request>,
 }
 
-impl DelayedRequest {
+impl<B: Backend> DelayedRequest<B> {
     async fn run(mut self, due: Instant) {
         sleep_until(due).await;
         if let Some(request) = self.request.take() {
@@ -311,10 +301,10 @@ impl DelayedRequest {
     }
 }
 
-impl Drop for DelayedRequest {
+impl<B: Backend> Drop for DelayedRequest<B> {
     fn drop(&mut self) {
         if let Some(request) = self.request.take() {
-            let error = self.shared.abandoned_error();
+            let error = self.shared.error(Trouble::Abandoned);
             self.shared
                 .change(|change| change.answer_unsent(request, error));
             // The key is settled once there is a runtime.
@@ -324,5 +314,5 @@ impl Drop for DelayedRequest {
 }
 
 fn owner_of(id: NodeId) -> Option<u16> {
-    Some(u16::try_from(id).expect("a cluster has at most 16,384 primaries"))
+    Some(u16::try_from(id).expect("there are at most as many nodes as slots"))
 }

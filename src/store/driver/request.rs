@@ -5,56 +5,87 @@ use std::sync::Arc;
 use futures::channel::oneshot;
 use tokio::time::Instant;
 
-use super::replicas::Held;
+use super::backend::Slot;
 use super::session::NodeId;
-use super::slots::Slot;
 use crate::StoreError;
-use crate::store::contract::{Grant, KeyStatus, Mode, Op, Owner, StoreEvent, SubmittedOp};
+use crate::store::contract::{Grant, KeyStatus, Mode, Op, OpError, Owner, StoreEvent, SubmittedOp};
 use crate::store::send_window::{Priority, Sendable};
 use crate::thread_end;
 
 /// One request about one lock.
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) kind: RequestKind,
-    /// The slot of its key on a cluster; 0 elsewhere.
-    pub(super) slot: Slot,
+pub(crate) struct Request {
+    pub(crate) kind: RequestKind,
+    /// The slot of its key; 0 if there is one server.
+    pub(crate) slot: Slot,
+    /// Requests of one line go one at a time: see [`Sendable::line`].
+    pub(super) line: u64,
     /// When the session took it.
-    pub(super) since: Instant,
+    pub(crate) since: Instant,
     /// Whether it was refused with its whole call, perhaps because of another request (S1).
-    pub(super) alone: bool,
+    pub(crate) alone: bool,
     /// Whether the server has refused it once because it came too late (O5).
-    pub(super) was_stale: bool,
+    pub(crate) was_stale: bool,
+    /// Whether it has ended a lease already, and only the rest is to be done.
+    pub(crate) has_ended: bool,
     /// The end of a lease with the lock key alone, since its slot is being moved.
-    pub(super) is_bare: bool,
+    pub(crate) is_bare: bool,
     /// How often it was redirected since it came or was delayed.
     pub(super) hops: u32,
     /// How often it was delayed.
     pub(super) delays: u32,
-    /// The node that imports its slot, if that one must be asked (`ASK`).
-    pub(super) asking: Option<NodeId>,
+    /// The node that imports its slot, if that one must be asked.
+    pub(crate) asking: Option<NodeId>,
     /// The subscription under which its ticket is entered, if there is one.
     pub(super) heard: Option<u64>,
     /// An enter that is sent as an attempt: a free lock is won without a subscription.
-    pub(super) attempts_first: bool,
-    /// It won the lock, and replicas must confirm that.
-    pub(super) held: Option<Held>,
+    pub(crate) attempts_first: bool,
+    /// It won the lock, and that must be confirmed.
+    pub(crate) held: Option<Box<Held>>,
 }
 
 #[derive(Debug)]
-pub(super) enum RequestKind {
+pub(crate) enum RequestKind {
     Op(SubmittedOp),
     Look(Arc<str>, oneshot::Sender<Result<KeyStatus, StoreError>>),
 }
 
+/// An acquisition that waits for its confirmation.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) owner: Owner,
+    /// The event to report once it is confirmed.
+    pub(crate) event: StoreEvent,
+    /// When it is given up, counted from the first question.
+    pub(crate) until: Option<Instant>,
+}
+
+impl Held {
+    /// The event to report if it was not confirmed. For a grant whose connection broke there is none (O3).
+    pub(super) fn failed(self, error: OpError) -> Option<StoreEvent> {
+        match (self.event, error) {
+            (StoreEvent::Replied { submitted, .. }, error) => {
+                let result = Err(error);
+                Some(StoreEvent::Replied { submitted, result })
+            }
+            (StoreEvent::Granted { key, grant }, OpError::Unconfirmed(error)) => {
+                Some(StoreEvent::Unconfirmed { key, grant, error })
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Request {
-    pub(super) fn new(kind: RequestKind) -> Self {
+    pub(crate) fn new(kind: RequestKind) -> Self {
         Self {
             kind,
             slot: 0,
+            line: 0,
             since: thread_end::now(),
             alone: false,
             was_stale: false,
+            has_ended: false,
             is_bare: false,
             hops: 0,
             delays: 0,
@@ -65,7 +96,7 @@ impl Request {
         }
     }
 
-    /// Asks replicas to confirm a grant.
+    /// Asks for a grant to be confirmed.
     pub(super) fn granted(key: Arc<str>, grant: Grant, slot: Slot) -> Self {
         let Grant { owner, ttl, .. } = grant;
         let score = None;
@@ -79,15 +110,17 @@ impl Request {
     pub(super) fn hold(&mut self, owner: Owner, event: StoreEvent) {
         self.hops = 0;
         self.asking = None;
-        self.held = Some(Held {
+        let until = None;
+        let held = Held {
             owner,
             event,
-            until: None,
-        });
+            until,
+        };
+        self.held = Some(Box::new(held));
     }
 
     /// A caller that cannot be notified does not subscribe.
-    pub(super) fn listen_to_nothing(&mut self) {
+    pub(crate) fn listen_to_nothing(&mut self) {
         if let RequestKind::Op(submitted) = &mut self.kind
             && let Op::Listen { owner, ttl } = submitted.op
         {
@@ -113,14 +146,21 @@ impl Request {
         }
     }
 
-    pub(super) fn key(&self) -> &Arc<str> {
+    /// The key, and the number of a shared owner.
+    pub(super) fn line_of(&self) -> (&str, u64) {
+        let owner = self.op().map(Op::owner);
+        let shared = owner.filter(|owner| owner.mode != Mode::Exclusive);
+        (self.key(), shared.map_or(0, |owner| owner.sequence))
+    }
+
+    pub(crate) fn key(&self) -> &Arc<str> {
         match &self.kind {
             RequestKind::Op(submitted) => &submitted.key,
             RequestKind::Look(key, _) => key,
         }
     }
 
-    fn op(&self) -> Option<&Op> {
+    pub(crate) fn op(&self) -> Option<&Op> {
         match &self.kind {
             RequestKind::Op(submitted) => Some(&submitted.op),
             RequestKind::Look(..) => None,
@@ -150,8 +190,8 @@ impl Request {
         is_ticket && self.held.is_none() && !self.attempts_first
     }
 
-    /// When its answer is no longer of use, if it is a renewal or waits for replicas.
-    pub(super) fn useful_until(&self) -> Option<Instant> {
+    /// When its answer is no longer of use, if it is a renewal or waits for its confirmation.
+    pub(crate) fn useful_until(&self) -> Option<Instant> {
         match (&self.held, self.op()) {
             (Some(held), _) => held.until,
             (None, Some(Op::Renew { within, .. })) => Some(self.since + *within),
@@ -161,13 +201,8 @@ impl Request {
 }
 
 impl Sendable for Request {
-    type Line = (Arc<str>, u64);
-
-    fn line(&self) -> Self::Line {
-        let owner = self.op().map(Op::owner);
-        let shared = owner.filter(|owner| owner.mode != Mode::Exclusive);
-        let sequence = shared.map_or(0, |owner| owner.sequence);
-        (self.key().clone(), sequence)
+    fn line(&self) -> u64 {
+        self.line
     }
 
     fn priority(&self) -> Priority {

@@ -1,12 +1,21 @@
-//! Which keys of a cluster need a subscription to their grants, and at which node.
+//! Which keys need a subscription of their own to their grants, and at which node.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::backend::{Backend, Refusal, Trouble};
+use super::change::Change;
 use super::request::Request;
-use super::session::NodeId;
+use super::session::{NodeId, Shared};
+
+/// How many orders of a node may be unconfirmed at a time.
+pub(super) const UNCONFIRMED: usize = 64;
+
+/// How often keys that nobody waits for are unsubscribed.
+pub(super) const CLEANUP: Duration = Duration::from_secs(1);
 
 /// The subscriptions of one registry.
 #[derive(Debug, Default)]
@@ -24,19 +33,28 @@ struct Subscription {
     /// Unlike that of an earlier subscription to the same key.
     number: u64,
     is_confirmed: bool,
-    /// Grants may have been missed since the first confirmation.
-    is_doubtful: bool,
+    /// Whether an earlier connection had confirmed it.
+    was_confirmed: bool,
     /// Whether a ticket was entered since the last clean-up.
     is_used: bool,
     /// Requests that are sent when the subscription is confirmed.
     pending: Vec<Request>,
 }
 
+impl Subscription {
+    fn end(&mut self, last: &mut u64) {
+        self.was_confirmed |= std::mem::take(&mut self.is_confirmed);
+        *last += 1;
+        self.number = *last;
+    }
+}
+
 /// An order for a node.
-pub(super) struct Order {
-    pub(super) key: Arc<str>,
+#[derive(Debug)]
+pub(crate) struct Order {
+    pub(crate) key: Arc<str>,
     /// The number of the subscription that is wanted, if one is.
-    pub(super) number: Option<u64>,
+    pub(crate) number: Option<u64>,
 }
 
 impl Subscriptions {
@@ -111,42 +129,53 @@ impl Subscriptions {
         pending
     }
 
-    /// A new connection to the node has no subscriptions, so each is asked for again. Returns the keys that were
-    /// confirmed before: their grants may have been missed.
-    pub(super) fn renew(&mut self, node: NodeId) -> HashSet<Arc<str>> {
-        let mut doubtful = HashSet::new();
+    /// A new connection to the node has no subscriptions, so each is asked for again.
+    pub(super) fn renew(&mut self, node: NodeId) {
         let mut here = VecDeque::new();
         for (key, subscription) in self.keys.iter_mut().filter(|(_, it)| it.node == node) {
+            subscription.end(&mut self.last);
             here.push_back(key.clone());
-            if std::mem::take(&mut subscription.is_doubtful) {
-                doubtful.insert(key.clone());
-            }
         }
         self.changed.insert(node, here);
-        doubtful
     }
 
-    /// The connection with the subscriptions at the node has ended.
-    pub(super) fn lost(&mut self, node: NodeId) {
+    /// The connection to the node has ended, or could not be made. Returns what waited for a subscription. Those that
+    /// were never confirmed are forgotten, so that their keys are attempted again.
+    pub(super) fn lost(&mut self, node: NodeId) -> Vec<Request> {
         self.changed.remove(&node);
+        let mut pending = Vec::new();
         for subscription in self.keys.values_mut().filter(|it| it.node == node) {
-            subscription.is_doubtful |= std::mem::take(&mut subscription.is_confirmed);
-            self.last += 1;
-            subscription.number = self.last;
+            pending.append(&mut subscription.pending);
+            subscription.end(&mut self.last);
         }
+        self.keys
+            .retain(|_, it| it.node != node || it.was_confirmed);
+        pending
     }
 
-    /// No connection for subscriptions could be made at the node. Forgets those that were never confirmed, so that
-    /// their keys are attempted again. Returns what waited.
-    pub(super) fn take_pending(&mut self, node: NodeId) -> Vec<Request> {
-        let mut pending = Vec::new();
-        self.keys.retain(|_, it| {
-            if it.node == node {
-                pending.append(&mut it.pending);
-            }
-            it.node != node || it.is_doubtful
-        });
-        pending
+    /// The node has ended the subscription to a key that it was not told to end. Returns whether it was in use.
+    fn ended(&mut self, node: NodeId, key: &str) -> bool {
+        let subscription = self.keys.get_mut(key).filter(|it| it.node == node);
+        let Some(subscription) = subscription.filter(|it| it.is_confirmed) else {
+            return false;
+        };
+        subscription.end(&mut self.last);
+        if let Some((key, _)) = self.keys.get_key_value(key) {
+            self.changed.entry(node).or_default().push_back(key.clone());
+        }
+        true
+    }
+
+    /// Nobody needs the node.
+    pub(super) fn forget(&mut self, node: NodeId) {
+        self.changed.remove(&node);
+        self.keys.retain(|_, it| it.node != node);
+    }
+
+    /// Whether a request waits for a subscription at the node.
+    pub(super) fn has_pending(&self, node: NodeId) -> bool {
+        let mut here = self.keys.values().filter(|it| it.node == node);
+        here.any(|it| !it.pending.is_empty())
     }
 
     /// Whether any key at the node needs a subscription.
@@ -174,13 +203,94 @@ impl Subscriptions {
     }
 }
 
+/// Subscriptions as the node's task changes them.
+impl<B: Backend> Shared<B> {
+    /// Some orders for the node, as many as are left.
+    pub(super) fn next_orders(self: &Arc<Self>, id: NodeId, room: usize) -> Vec<Order> {
+        self.change(|change| {
+            if change.state.nodes[id].no_push.is_some() {
+                return Vec::new();
+            }
+            let subscriptions = &mut change.state.subscriptions;
+            let orders = std::iter::from_fn(|| subscriptions.next_order(id));
+            orders.take(room).collect()
+        })
+    }
+
+    /// The node has confirmed an order, or refused it. A node that has lost the slot refuses unsubscriptions, too;
+    /// then no grants come from there any more.
+    pub(super) fn told(self: &Arc<Self>, id: NodeId, order: &Order, told: Result<(), Refusal>) {
+        if let Err(refusal) = &told
+            && !refusal.error.is_retryable()
+            && order.number.is_some()
+        {
+            let address = self.change(|change| {
+                change.state.nodes[id].no_push = Some(refusal.text.clone());
+                change.cannot_push(id);
+                let slots = change.slots_of(id);
+                change.state.unsettled.extend(&slots);
+                change.settle();
+                change.state.nodes[id].address.clone()
+            });
+            return self.warn_of_no_push(&address, &refusal.text);
+        }
+        self.change(|change| {
+            for request in change.state.subscriptions.told(order, told.is_ok()) {
+                match &told {
+                    Ok(()) => change.hand_to(id, request),
+                    Err(refusal) => change.on_refused(request, refusal.clone()),
+                }
+            }
+        });
+    }
+
+    /// Unsubscribes keys that nobody waits for. Returns false if no key is left.
+    pub(super) fn clean_up_subscriptions(self: &Arc<Self>, id: NodeId) -> bool {
+        let keys = self.change(|change| change.state.subscriptions.unused_at(id));
+        let listener = self.config.listener.upgrade();
+        let waits = |key: &Arc<str>| listener.as_ref().is_some_and(|it| it.waits(key));
+        // Not under our lock: it asks the registry, which takes its own.
+        let needless: Vec<_> = keys.into_iter().filter(|key| !waits(key)).collect();
+        self.change(|change| {
+            for key in &needless {
+                change.state.subscriptions.leave(id, key);
+            }
+            change.state.subscriptions.is_wanted_at(id)
+        })
+    }
+}
+
+impl<B: Backend> Change<'_, B> {
+    /// The node cannot push grants: its keys must be waited for without (W5).
+    pub(super) fn cannot_push(&mut self, id: NodeId) {
+        let node = &self.state.nodes[id];
+        let reason = node.no_push.as_deref().unwrap_or_default();
+        let trouble = Trouble::NoPush(reason);
+        let error = self.shared.backend.error(&node.address, trouble);
+        let pending = self.state.subscriptions.lost(id);
+        self.state.subscriptions.forget(id);
+        for request in pending {
+            self.answer_unsent(request, error.clone());
+        }
+    }
+
+    /// The node has ended a subscription by itself: the slot has moved. Grants may be missed from now on, so the ticket
+    /// is entered again, wherever the slot is.
+    pub(super) fn unsubscribed(&mut self, id: NodeId, key: Arc<str>) {
+        if self.state.subscriptions.ended(id, &key) {
+            self.effects.doubtful.insert(key);
+            self.search();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
     use crate::store::contract::{Op, Owner, SubmittedOp};
-    use crate::store::redis::request::RequestKind;
+    use crate::store::driver::request::RequestKind;
 
     fn request(key: &str) -> Request {
         let op = Op::Enter {
@@ -211,9 +321,11 @@ mod tests {
         let next = subscriptions.enter(0, request("k")).unwrap();
         assert_eq!(next.heard, Some(number));
         assert!(subscriptions.is_heard("k", number));
-        subscriptions.lost(0);
+        assert!(subscriptions.lost(0).is_empty());
         assert!(!subscriptions.is_heard("k", number));
-        assert!(subscriptions.renew(0).contains("k"), "grants were missed");
+        subscriptions.renew(0);
+        let order = subscriptions.next_order(0).unwrap();
+        assert_ne!(order.number, Some(number), "grants were missed");
     }
 
     #[test]
@@ -270,10 +382,47 @@ mod tests {
         let order = subscriptions.next_order(0).unwrap();
         subscriptions.told(&order, true);
         subscriptions.enter(0, request("new"));
-        subscriptions.lost(0);
-        assert_eq!(subscriptions.take_pending(0).len(), 1);
+        assert!(subscriptions.has_pending(0) && !subscriptions.has_pending(1));
+        assert_eq!(subscriptions.lost(0).len(), 1);
         assert!(subscriptions.contains("old") && !subscriptions.contains("new"));
-        let doubtful = subscriptions.renew(0);
-        assert_eq!(doubtful.len(), 1);
+        // However often it is lost.
+        assert!(subscriptions.lost(0).is_empty());
+        subscriptions.renew(0);
+        assert_eq!(&*subscriptions.next_order(0).unwrap().key, "old");
+        assert!(subscriptions.next_order(0).is_none());
+        subscriptions.forget(0);
+        assert!(!subscriptions.contains("old"));
+    }
+
+    /// The node's task may connect anew without a loss, if a request comes when its connection was to be closed.
+    #[test]
+    fn on_a_new_connection_no_key_is_heard_until_it_is_confirmed_again() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        let first = subscriptions.next_order(0).unwrap();
+        subscriptions.told(&first, true);
+        subscriptions.renew(0);
+        assert!(!subscriptions.is_heard("k", first.number.unwrap()));
+        assert!(subscriptions.enter(0, request("k")).is_none(), "it waits");
+        let again = subscriptions.next_order(0).unwrap();
+        assert_eq!(subscriptions.told(&again, false).len(), 1);
+        assert!(!subscriptions.contains("k"), "it was refused");
+    }
+
+    /// As when its slot has moved away.
+    #[test]
+    fn a_subscription_that_the_node_has_ended_is_asked_for_again() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        assert!(!subscriptions.ended(0, "k"), "it has not begun");
+        let order = subscriptions.next_order(0).unwrap();
+        subscriptions.told(&order, true);
+        assert!(!subscriptions.ended(1, "k") && !subscriptions.ended(0, "other"));
+        assert!(subscriptions.ended(0, "k"));
+        assert!(!subscriptions.ended(0, "k"), "once");
+        assert!(!subscriptions.is_heard("k", order.number.unwrap()));
+        assert!(subscriptions.enter(0, request("k")).is_none(), "it waits");
+        let order = subscriptions.next_order(0).unwrap();
+        assert_eq!(subscriptions.told(&order, true).len(), 1);
     }
 }

@@ -1,9 +1,10 @@
-//! A registry's session with a Redis store: the tasks of its nodes, and when their connections are
-//! needed.
+//! A registry's session with its store: the tasks of the nodes, and when their connections are needed.
 
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use foldhash::fast::RandomState;
 use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
@@ -12,84 +13,55 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::change::{Change, Effects, State};
-use super::fault::Fault;
-use super::handshake::Connected;
-use super::keys::Names;
+use super::backend::{Backend, Connected, SlotMap, SlotSet, Trouble};
+use super::change::{Change, Effects, Node, State};
 use super::node::Received;
-use super::replicas::MinReplicas;
 use super::request::{Request, RequestKind};
-use super::scan;
-use super::script::{self, Script};
-use super::slots::SlotSet;
-use super::topology::Topology;
 use crate::StoreError;
 use crate::store::contract::{
     KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
 };
 use crate::store::notifier::OrderedNotifier;
-use crate::store::send_window::SendWindow;
 use crate::user_code::log;
 
 /// A node's index in the session's list.
 pub(super) type NodeId = usize;
 
-pub(super) struct RedisSession {
-    shared: Arc<Shared>,
+pub(crate) struct DriverSession<B: Backend> {
+    pub(super) shared: Arc<Shared<B>>,
 }
 
 /// What a session and its tasks share.
-pub(super) struct Shared {
-    pub(super) topology: Topology,
+pub(super) struct Shared<B: Backend> {
+    pub(super) backend: Arc<B>,
     pub(super) config: SessionConfig,
-    pub(super) names: Arc<Names>,
-    /// How many replicas must have an acquisition.
-    pub(super) min_replicas: Option<MinReplicas>,
-    pub(super) script: &'static Script,
     notifier: OrderedNotifier,
     state: Mutex<State>,
-    warned: Warned,
+    has_warned: AtomicBool,
+    /// Of lines.
+    hasher: RandomState,
     /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
     /// True when the session was dropped.
     closing: watch::Sender<bool>,
 }
 
-/// What was logged already.
-#[derive(Default)]
-struct Warned {
-    no_push: AtomicBool,
-    evicts: AtomicBool,
-    no_info: AtomicBool,
-}
-
-impl RedisSession {
-    pub(super) fn new(
-        topology: Topology,
-        min_replicas: Option<MinReplicas>,
-        config: SessionConfig,
-    ) -> Self {
-        let is_cluster = topology.seeds().is_some();
-        let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
-        let (names, script) = match is_cluster {
-            true => (Names::clustered(prefix, instance), &script::CLUSTER),
-            false => (Names::new(prefix, instance), &script::SERVER),
-        };
+impl<B: Backend> DriverSession<B> {
+    pub(crate) fn new(backend: Arc<B>, config: SessionConfig) -> Self {
+        let has_map = backend.slots() > 1;
         let mut state = State::default();
-        if !is_cluster {
-            state.node(topology.address());
+        if !has_map {
+            state.node(backend.address());
             state.owners = vec![Some(0)];
         }
         let shared = Shared {
-            topology,
-            min_replicas,
-            names: Arc::new(names),
-            script,
+            backend,
             notifier: OrderedNotifier::new(config.listener.clone()),
             config,
             state: Mutex::new(state),
-            warned: Warned::default(),
-            lacks_task: AtomicBool::new(!is_cluster),
+            has_warned: AtomicBool::new(false),
+            hasher: RandomState::default(),
+            lacks_task: AtomicBool::new(!has_map),
             closing: watch::Sender::new(false),
         };
         Self {
@@ -98,7 +70,7 @@ impl RedisSession {
     }
 }
 
-impl Session for RedisSession {
+impl<B: Backend> Session for DriverSession<B> {
     fn start(&self) {
         let lacks_task = &self.shared.lacks_task;
         if lacks_task.load(Ordering::Relaxed)
@@ -117,37 +89,40 @@ impl Session for RedisSession {
         self.shared.lock().identity.clone()
     }
 
+    fn fence(&self) -> Option<Arc<str>> {
+        self.shared.backend.fence()
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let shared = self.shared.clone();
         async move {
             let (answer, answered) = oneshot::channel();
             shared.submit(Request::new(RequestKind::Look(key, answer)));
-            answered
-                .await
-                .unwrap_or_else(|_| Err(shared.abandoned_error()))
+            let abandoned = |_| Err(shared.error(Trouble::Abandoned));
+            answered.await.unwrap_or_else(abandoned)
         }
         .boxed()
     }
 
     fn scan(&self, start: Arc<str>) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
-        scan::scan(self.shared.clone(), start)
+        self.shared.backend.scan(start)
     }
 }
 
-impl Drop for RedisSession {
+impl<B: Backend> Drop for DriverSession<B> {
     fn drop(&mut self) {
         self.shared.lock().is_closed = true;
         self.shared.closing.send_replace(true);
     }
 }
 
-impl Shared {
+impl<B: Backend> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the state, and then runs the effects of the change.
-    pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut Change<'_>) -> R) -> R {
+    pub(super) fn change<R>(self: &Arc<Self>, change: impl FnOnce(&mut Change<'_, B>) -> R) -> R {
         let mut effects = Effects::default();
         let mut state = self.lock();
         let result = change(&mut Change {
@@ -201,8 +176,9 @@ impl Shared {
         has_one
     }
 
-    pub(super) fn is_cluster(&self) -> bool {
-        self.topology.seeds().is_some()
+    /// Whether several servers have the keys.
+    pub(super) fn has_map(&self) -> bool {
+        self.backend.slots() > 1
     }
 
     /// Resolves when the session is dropped.
@@ -212,15 +188,16 @@ impl Shared {
         let _ = closing.wait_for(|is_closed| *is_closed).await;
     }
 
-    pub(super) fn abandoned_error(&self) -> StoreError {
-        let address = self.topology.address().clone();
-        Fault::Abandoned { address }.into()
+    /// An error about the store as a whole.
+    pub(super) fn error(&self, trouble: Trouble<'_>) -> StoreError {
+        self.backend.error(self.backend.address(), trouble)
     }
 
     fn submit(self: &Arc<Self>, mut request: Request) {
-        request.slot = self.names.slot(request.key());
+        request.slot = self.backend.slot(request.key());
+        request.line = self.hasher.hash_one(request.line_of());
         self.change(|change| {
-            if self.is_cluster() {
+            if self.has_map() {
                 // Each subscriber to notices needs a subscription of its own, so waiters here poll instead (W7).
                 request.listen_to_nothing();
                 let is_heard = change.state.subscriptions.contains(request.key());
@@ -234,6 +211,7 @@ impl Shared {
     pub(super) fn received(self: &Arc<Self>, id: NodeId, received: &mut Vec<Received>) {
         if !received.is_empty() {
             self.change(|change| {
+                change.effects.events.reserve(received.len());
                 for received in received.drain(..) {
                     change.received(id, received);
                 }
@@ -241,26 +219,25 @@ impl Shared {
         }
     }
 
-    /// Hands a node's requests to its task.
+    /// Hands a node's requests to its task. Returns who asks for the map.
     pub(super) fn take(
         &self,
         id: NodeId,
-        window: &mut SendWindow<Request>,
-        to_confirm: &mut Vec<Request>,
-    ) {
+        requests: &mut Vec<Request>,
+    ) -> Vec<oneshot::Sender<SlotMap>> {
         let mut state = self.lock();
-        let inbox = &mut state.nodes[id].inbox;
-        to_confirm.extend(inbox.extract_if(.., |request| request.held.is_some()));
-        window.add(inbox.drain(..));
+        let Node { inbox, maps, .. } = &mut state.nodes[id];
+        std::mem::swap(inbox, requests);
+        std::mem::take(maps)
     }
 
     /// The keys in these slots.
     pub(super) fn scope(&self, slots: SlotSet) -> KeyScope {
-        if !self.is_cluster() {
+        if !self.has_map() {
             return KeyScope::All;
         }
-        let names = self.names.clone();
-        KeyScope::Keys(Arc::new(move |key| slots.contains(&names.slot(key))))
+        let backend = self.backend.clone();
+        KeyScope::Keys(Arc::new(move |key| slots.contains(&backend.slot(key))))
     }
 
     /// Whether the registry holds or waits for a key of this node.
@@ -275,12 +252,15 @@ impl Shared {
     pub(super) fn next_attempt(self: &Arc<Self>, id: NodeId) -> Option<Option<Instant>> {
         let is_needed = self.is_needed(id);
         self.change(|change| {
+            let has_pending = change.state.subscriptions.has_pending(id);
             let node = &mut change.state.nodes[id];
-            node.connection = None;
-            if is_needed || !node.inbox.is_empty() {
+            node.is_connected = false;
+            node.maps.clear();
+            if is_needed || has_pending || !node.inbox.is_empty() {
                 return Some(node.backoff.not_before());
             }
             node.has_task = false;
+            change.state.subscriptions.forget(id);
             // Nobody waits for grants there.
             let slots = change.slots_of(id);
             change.state.unsettled.retain(|slot| !slots.contains(slot));
@@ -293,52 +273,30 @@ impl Shared {
         })
     }
 
-    /// The names for a probe of the node, if it has a slot: a lock, its queue and its channel.
-    pub(super) fn probe_names(self: &Arc<Self>, id: NodeId) -> Option<[String; 3]> {
-        if !self.is_cluster() {
-            return Some(self.names.probe());
-        }
-        let slots = self.change(|change| change.slots_of(id));
-        let mut slots = slots.into_iter();
-        let slot = slots.find(|slot| self.names.has_locks_in(*slot));
-        slot.map(|slot| self.names.probe_in(slot))
-    }
-
     /// A connection to the node stands.
-    pub(super) fn connected(self: &Arc<Self>, id: NodeId, address: &str, connected: &Connected) {
-        let server = &connected.server;
+    pub(super) fn connected(
+        self: &Arc<Self>,
+        id: NodeId,
+        address: &str,
+        connected: &Connected<B::Link>,
+    ) {
         log!(debug, address, no_push = ?connected.no_push, "connected");
         if let Some(reason) = &connected.no_push {
             self.warn_of_no_push(address, reason);
         }
-        if let Some(policy) = &server.evicts
-            && !self.warned.evicts.swap(true, Ordering::Relaxed)
-        {
-            log!(
-                warn,
-                address,
-                policy,
-                "this server may evict locks when its memory is full: set maxmemory-policy to noeviction"
-            );
-        }
-        if let Some(refusal) = &server.refusal
-            && !self.warned.no_info.swap(true, Ordering::Relaxed)
-        {
-            log!(warn,
-                address,
-                %refusal,
-                "no right to INFO: the server's identity and memory policy are unknown"
-            );
-        }
         self.change(|change| {
             let node = &mut change.state.nodes[id];
             node.no_push.clone_from(&connected.no_push);
-            node.connection = Some(connected.pipe.client());
+            node.is_connected = true;
             let was_lost = std::mem::take(&mut node.is_lost);
-            if !self.is_cluster() {
-                change.state.identity.clone_from(&server.run_id);
+            if !self.has_map() {
+                change.state.identity.clone_from(&connected.identity);
             }
             change.answer_old(id);
+            match connected.no_push {
+                Some(_) => change.cannot_push(id),
+                None => change.state.subscriptions.renew(id),
+            }
             let slots = change.slots_of(id);
             change.state.unsettled.extend(&slots);
             change.settle();
@@ -349,7 +307,7 @@ impl Shared {
     }
 
     pub(super) fn warn_of_no_push(&self, address: &str, reason: &str) {
-        if !self.warned.no_push.swap(true, Ordering::Relaxed) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
             log!(
                 warn,
                 address,
@@ -363,7 +321,7 @@ impl Shared {
     pub(super) fn lost(
         self: &Arc<Self>,
         id: NodeId,
-        fault: Fault,
+        error: StoreError,
         sent: Vec<Request>,
         mut unsent: Vec<Request>,
         stood_since: Option<Instant>,
@@ -373,12 +331,13 @@ impl Shared {
             node.is_lost = true;
             node.backoff.failed(Instant::now(), stood_since);
             unsent.append(&mut node.inbox);
+            unsent.extend(change.state.subscriptions.lost(id));
             // Unsent requests wait for the next attempt, once.
             let goes_again = |request: &mut Request| {
                 request.held.is_none() && (request.asking.is_some() || stood_since.is_some())
             };
             let again: Vec<_> = unsent.extract_if(.., goes_again).collect();
-            change.give_up(id, sent, unsent, fault.into());
+            change.give_up(id, sent, unsent, error);
             for mut request in again {
                 request.asking = None;
                 change.route(request);
@@ -402,7 +361,8 @@ impl Shared {
             self.lack_task();
             if has_begun {
                 unsent.append(&mut node.inbox);
-                change.give_up(id, sent, unsent, self.abandoned_error());
+                unsent.extend(change.state.subscriptions.lost(id));
+                change.give_up(id, sent, unsent, self.error(Trouble::Abandoned));
             }
         });
     }

@@ -6,20 +6,17 @@ use std::sync::Arc;
 use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
-use redis::aio::MultiplexedConnection;
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::cluster::Address;
-use super::fault::{ErrorReply, Fault};
+use super::backend::{Address, Backend, Slot, SlotMap, SlotSet, Trouble};
+use super::backoff::Backoff;
 use super::node::{NodeTask, Received};
 use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
-use super::slots::{Slot, SlotSet};
-use super::subscriber;
 use super::subscriptions::Subscriptions;
 use crate::StoreError;
-use crate::store::backoff::Backoff;
 use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent, SubmittedOp};
 
 /// What a session knows. While it is locked, no code but ours is called.
@@ -27,9 +24,9 @@ use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent, Su
 pub(super) struct State {
     pub(super) is_closed: bool,
     pub(super) nodes: Vec<Node>,
-    /// The node of each slot, if known. A single server has slot 0 alone. Empty until the topology is known.
+    /// The node of each slot, if known. A single server has slot 0 alone. Empty until the map is known.
     pub(super) owners: Vec<Option<u16>>,
-    /// Requests that wait for the topology.
+    /// Requests that wait for the map.
     pub(super) unrouted: Vec<Request>,
     /// The slots whose keys wait for a [`StoreEvent::Up`].
     pub(super) unsettled: SlotSet,
@@ -37,11 +34,11 @@ pub(super) struct State {
     owes_complete: bool,
     pub(super) subscriptions: Subscriptions,
     pub(super) search: Search,
-    /// Of a single server: the run id of its last answer.
+    /// Of a single server: its name, as it last said.
     pub(super) identity: Option<Arc<str>>,
 }
 
-/// The search for the map of a cluster's slots.
+/// The search for the map of the slots.
 #[derive(Debug, Default)]
 pub(super) struct Search {
     pub(super) is_running: bool,
@@ -58,14 +55,14 @@ pub(super) struct Node {
     pub(super) wake: Arc<Notify>,
     pub(super) inbox: Vec<Request>,
     pub(super) has_task: bool,
-    /// While its connection is up.
-    pub(super) connection: Option<MultiplexedConnection>,
+    /// Those who ask it for the map.
+    pub(super) maps: Vec<oneshot::Sender<SlotMap>>,
+    pub(super) is_connected: bool,
     /// Its connection was lost, and is needed.
     pub(super) is_lost: bool,
     pub(super) backoff: Backoff,
     /// Why it cannot push grants to us, as far as is known.
     pub(super) no_push: Option<String>,
-    pub(super) subscriber: subscriber::Status,
 }
 
 impl State {
@@ -85,10 +82,9 @@ impl State {
 impl Node {
     /// Whether the session may forget it once it has no slot.
     pub(super) fn is_forgettable(&self) -> bool {
-        let has_tasks = self.has_task || self.subscriber.has_task;
-        let mut pauses = [&self.backoff, &self.subscriber.backoff].into_iter();
-        let pauses = pauses.any(|it| it.not_before().is_some_and(|at| Instant::now() < at));
-        !has_tasks && !pauses && self.inbox.is_empty()
+        let not_before = self.backoff.not_before();
+        let pauses = not_before.is_some_and(|at| Instant::now() < at);
+        !self.has_task && !pauses && self.inbox.is_empty()
     }
 }
 
@@ -101,7 +97,7 @@ pub(super) struct Effects {
     /// Answers to inspections.
     pub(super) looks: Vec<Look>,
     /// Nodes with a new request. They are notified without the lock, since a woken task may run at once.
-    pub(super) woken: Vec<Arc<Notify>>,
+    pub(super) woken: SmallVec<[Arc<Notify>; 1]>,
     /// Tasks to spawn. A task that is dropped before its first poll tells the session.
     pub(super) tasks: Vec<BoxFuture<'static, ()>>,
 }
@@ -112,21 +108,21 @@ type Look = (
 );
 
 /// A change of the state, which is locked meanwhile.
-pub(super) struct Change<'a> {
-    pub(super) shared: &'a Arc<Shared>,
+pub(super) struct Change<'a, B: Backend> {
+    pub(super) shared: &'a Arc<Shared<B>>,
     pub(super) state: &'a mut State,
     pub(super) effects: &'a mut Effects,
 }
 
 /// Requests on their way to a node.
-impl Change<'_> {
+impl<B: Backend> Change<'_, B> {
     pub(super) fn owner(&self, slot: Slot) -> Option<NodeId> {
         let owner = *self.state.owners.get(usize::from(slot))?;
         owner.map(usize::from)
     }
 
     pub(super) fn route(&mut self, request: Request) {
-        let subscribes = self.shared.is_cluster() && request.enters() && request.asking.is_none();
+        let subscribes = self.shared.has_map() && request.enters() && request.asking.is_none();
         match request.asking.or_else(|| self.owner(request.slot)) {
             Some(id) if subscribes => self.enter(id, request),
             Some(id) => self.hand_to(id, request),
@@ -135,8 +131,8 @@ impl Change<'_> {
                 if self.state.owners.is_empty() {
                     self.state.unrouted.push(request);
                 } else {
-                    let refusal = ErrorReply::parse("CLUSTERDOWN nobody has the slot");
-                    self.delay(request, &refusal);
+                    let error = self.shared.error(Trouble::NoOwner);
+                    self.delay(request, error);
                 }
             }
         }
@@ -162,16 +158,26 @@ impl Change<'_> {
     /// A ticket is entered only after the subscription to its grants is confirmed.
     fn enter(&mut self, id: NodeId, request: Request) {
         let node = &self.state.nodes[id];
-        if let Some(reason) = node.no_push.clone() {
+        if let Some(reason) = &node.no_push {
             // The registry will be told that it must not use a queue there (W5).
-            let address = node.address.clone();
-            self.answer_unsent(request, Fault::NoPush { address, reason });
+            let trouble = Trouble::NoPush(reason);
+            let error = self.shared.backend.error(&node.address, trouble);
+            self.answer_unsent(request, error);
             self.search();
             return;
         }
         match self.state.subscriptions.enter(id, request) {
             Some(request) => self.hand_to(id, request),
-            None => self.wake_subscribers(),
+            None => self.follow_orders(),
+        }
+    }
+
+    /// The nodes have new orders.
+    pub(super) fn follow_orders(&mut self) {
+        let nodes: Vec<_> = self.state.subscriptions.nodes_with_orders().collect();
+        for id in nodes {
+            self.effects.woken.push(self.state.nodes[id].wake.clone());
+            self.start_node(id);
         }
     }
 
@@ -184,9 +190,6 @@ impl Change<'_> {
             }
             // The task ends at once if nobody needs the node.
             self.start_node(id);
-            if self.state.subscriptions.is_wanted_at(id) {
-                self.start_subscriber(id);
-            }
         }
         let is_unsettled = !self.state.unsettled.is_empty() || self.state.owes_complete;
         if self.state.search.is_due || is_unsettled {
@@ -196,46 +199,30 @@ impl Change<'_> {
 }
 
 /// Answers on their way to the registry.
-impl Change<'_> {
+impl<B: Backend> Change<'_, B> {
     pub(super) fn received(&mut self, id: NodeId, received: Received) {
         match received {
             Received::Heard(StoreEvent::Granted { key, grant })
-                if self.shared.min_replicas.is_some() =>
+                if self.shared.backend.confirms() =>
             {
-                let slot = self.shared.names.slot(&key);
+                let slot = self.shared.backend.slot(&key);
                 self.route(Request::granted(key, grant, slot));
             }
             Received::Heard(event) => self.effects.events.push(event),
+            Received::Unsubscribed { key } => self.unsubscribed(id, key),
             Received::Confirmed { request } => {
                 let confirmed = request.held.map(|held| held.event);
                 self.effects.events.extend(confirmed);
             }
-            Received::Refused { request, refusal } => self.on_refused(id, request, &refusal),
+            Received::Refused { request, refusal } => self.on_refused(request, refusal),
             Received::Failed { request, error } => self.answer(request, Err(error)),
-            Received::Answer { request, at, reply } => self.on_reply(id, request, at, reply),
+            Received::Answer { request, reply } => self.on_reply(id, request, reply),
         }
     }
 
-    pub(super) fn refuse(&mut self, id: Option<NodeId>, request: Request, refusal: &ErrorReply) {
-        let (shared, refusal) = (self.shared, refusal.clone());
-        let address = id
-            .map_or(shared.topology.address(), |id| {
-                &self.state.nodes[id].address
-            })
-            .clone();
-        let fault = match shared.is_cluster() {
-            true => Fault::Refused {
-                address,
-                refusal: refusal.naming(&shared.names),
-            },
-            false => Fault::refused(address, refusal, &shared.names),
-        };
-        self.answer(request, Err(OpError::Refused(fault.into())));
-    }
-
     /// Nothing of the request was sent.
-    pub(super) fn answer_unsent(&mut self, request: Request, error: impl Into<StoreError>) {
-        self.answer(request, Err(OpError::Unsent(error.into())));
+    pub(super) fn answer_unsent(&mut self, request: Request, error: StoreError) {
+        self.answer(request, Err(OpError::Unsent(error)));
     }
 
     pub(super) fn answer(&mut self, mut request: Request, result: Result<Answer, OpError>) {
@@ -243,15 +230,16 @@ impl Change<'_> {
             self.state.unsettled.insert(request.slot);
         }
         if let Some(held) = request.held {
-            let failed = result.err().and_then(|error| held.failed(error));
+            let error = result.err().map(|error| self.unconfirmed(error));
+            let failed = error.and_then(|error| held.failed(error));
             return self.effects.events.extend(failed);
         }
-        if let (Some(_), RequestKind::Op(submitted), Ok(answer)) =
-            (self.shared.min_replicas, &mut request.kind, &result)
+        if let (true, RequestKind::Op(submitted), Ok(answer)) =
+            (self.shared.backend.confirms(), &mut request.kind, &result)
             && let Outcome::Won { .. } = &answer.outcome
             && let Some(owner) = Request::winner(&submitted.op)
         {
-            // It is reported when the replicas have it.
+            // It is reported when it is confirmed.
             let asked = SubmittedOp::unattended(submitted.key.clone(), submitted.op.clone());
             let submitted = std::mem::replace(submitted, asked);
             request.hold(owner, StoreEvent::Replied { submitted, result });
@@ -271,22 +259,32 @@ impl Change<'_> {
         }
     }
 
+    /// What it means for a lock that was won and not confirmed.
+    fn unconfirmed(&self, error: OpError) -> OpError {
+        match error {
+            OpError::Unsent(error) | OpError::Refused(error) => {
+                OpError::Unconfirmed(self.shared.error(Trouble::Unconfirmed(&error)))
+            }
+            other => other,
+        }
+    }
+
     /// Asks again for requests that waited for a connection longer than an answer may take, if they are still wanted.
     pub(super) fn answer_old(&mut self, id: NodeId) {
         let (now, within) = (Instant::now(), self.shared.config.response_timeout);
         let node = &mut self.state.nodes[id];
-        let address = node.address.clone();
         let is_old = |it: &mut Request| it.asks() && it.since + within <= now;
         let old: Vec<_> = node.inbox.extract_if(.., is_old).collect();
+        let trouble = Trouble::Silent(within);
+        let error = self.shared.backend.error(&node.address, trouble);
         for request in old {
-            let address = address.clone();
-            self.answer_unsent(request, Fault::Silent { address, within });
+            self.answer_unsent(request, error.clone());
         }
     }
 }
 
 /// Connections that are lost, and stand again.
-impl Change<'_> {
+impl<B: Backend> Change<'_, B> {
     pub(super) fn slots_of(&self, id: NodeId) -> SlotSet {
         let owned = (0..).zip(&self.state.owners);
         let owned = owned.filter(|(_, owner)| owner.map(usize::from) == Some(id));
@@ -301,12 +299,13 @@ impl Change<'_> {
         unsent: Vec<Request>,
         error: StoreError,
     ) {
-        self.state.nodes[id].connection = None;
+        self.state.nodes[id].is_connected = false;
+        self.state.nodes[id].maps.clear();
         for request in sent {
             self.answer(request, Err(OpError::Unknown(error.clone())));
         }
         for request in unsent {
-            // Those that wait for replicas were done before.
+            // Those that are to be confirmed were done before.
             match request.held {
                 Some(_) => self.answer(request, Err(OpError::Unknown(error.clone()))),
                 None => self.answer_unsent(request, error.clone()),
@@ -332,7 +331,7 @@ impl Change<'_> {
         let mut ups = Vec::new();
         for (owner, slots) in by_owner {
             let node = owner.map(|id| &self.state.nodes[id]);
-            if let Some(node) = node.filter(|node| node.connection.is_some()) {
+            if let Some(node) = node.filter(|node| node.is_connected) {
                 ups.push((slots, node.no_push.is_none()));
                 continue;
             }

@@ -8,27 +8,21 @@ use crate::store::contract::ServerTime;
 
 /// A time of the server, and when we received it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::store) struct ServerClock {
+pub(crate) struct ServerClock {
     told: ServerTime,
     heard: Instant,
 }
 
 impl ServerClock {
     /// `heard`: not earlier than it was received.
-    pub(in crate::store) fn told(at: ServerTime, heard: Instant) -> Self {
+    pub(crate) fn told(at: ServerTime, heard: Instant) -> Self {
         Self { told: at, heard }
-    }
-
-    /// The last known time of the server.
-    #[cfg(feature = "redis")]
-    pub(in crate::store) fn last(&self) -> ServerTime {
-        self.told
     }
 
     /// The server's time when a command that is sent now is given up (O5), or earlier. It counts from when the last
     /// time was received, with the slowest clock that is allowed. So after hours without a reply it may be too early;
     /// then the server says so.
-    pub(in crate::store) fn of_use(&self, now: Instant, response_timeout: Duration) -> ServerTime {
+    pub(crate) fn of_use(&self, now: Instant, response_timeout: Duration) -> ServerTime {
         let since = now.saturating_duration_since(self.heard);
         let ahead = since - since / 1000 + response_timeout;
         self.told

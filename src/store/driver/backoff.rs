@@ -21,7 +21,7 @@ const STEADY: Duration = Duration::from_secs(10);
 
 /// The pauses of one connection: uniformly random, so that a fleet does not come back in step.
 #[derive(Debug, Default)]
-pub(in crate::store) struct Backoff {
+pub(crate) struct Backoff {
     failures: usize,
     /// When the first of these failures was seen.
     since: Option<Instant>,
@@ -30,12 +30,12 @@ pub(in crate::store) struct Backoff {
 
 impl Backoff {
     /// When the next attempt may begin; `None`: at once.
-    pub(in crate::store) fn not_before(&self) -> Option<Instant> {
+    pub(crate) fn not_before(&self) -> Option<Instant> {
         self.not_before
     }
 
     /// A connection was lost that had stood since `stood_since`, or could not be made.
-    pub(in crate::store) fn failed(&mut self, now: Instant, stood_since: Option<Instant>) {
+    pub(crate) fn failed(&mut self, now: Instant, stood_since: Option<Instant>) {
         let stood = stood_since.is_some_and(|since| now.saturating_duration_since(since) >= STEADY);
         // A failure of long ago is no part of this outage.
         let before = self.not_before;

@@ -1,14 +1,16 @@
+use std::future::pending;
 use std::ops::RangeInclusive;
 use std::sync::Weak;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::super::cluster::{Seeds, SlotMap};
-use super::super::slots::{SLOTS, Slot};
+use super::super::backend::{Address, Call, Hello, Incoming, Link, Replies, Reply, Slot};
 use super::*;
 use crate::store::contract::{
     Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
 };
-use crate::store::send_window::Limits;
+use crate::store::send_window::{Limits, SendWindow};
+use futures::StreamExt;
 
 struct Nobody;
 
@@ -28,8 +30,90 @@ impl StoreEvents for Nobody {
     }
 }
 
-fn session() -> RedisSession {
-    let seeds = Seeds::parse(&["redis://a:1".into()]).unwrap();
+/// Servers that have half of the keys each, and never answer.
+struct Halves {
+    address: Address,
+    confirms: bool,
+}
+
+const SLOTS: usize = 16_384;
+
+impl Backend for Halves {
+    type Link = Silent;
+
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::USUAL
+    }
+
+    fn slots(&self) -> usize {
+        SLOTS
+    }
+
+    fn slot(&self, key: &str) -> Slot {
+        key.bytes().map(Slot::from).sum()
+    }
+
+    fn confirms(&self) -> bool {
+        self.confirms
+    }
+
+    fn connect<'a>(
+        self: &'a Arc<Self>,
+        _: Hello<'a, ()>,
+    ) -> BoxFuture<'a, Result<Connected<Silent>, StoreError>> {
+        pending().boxed()
+    }
+
+    fn find_map(&self, _: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
+        pending().boxed()
+    }
+
+    fn error(&self, _: &Address, trouble: Trouble<'_>) -> StoreError {
+        StoreError::new(format!("{trouble:?}"))
+    }
+
+    fn scan(
+        self: &Arc<Self>,
+        _: Arc<str>,
+    ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        futures::stream::pending().boxed()
+    }
+}
+
+struct Silent;
+
+impl Link for Silent {
+    type Answer = ();
+    type Trace = ();
+
+    fn send(&mut self, _: Call<'_>) {}
+
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Incoming<()>, StoreError>> {
+        Poll::Pending
+    }
+
+    fn read(&mut self, _: usize, (): (), _: &mut [Request]) -> Result<Replies, StoreError> {
+        unreachable!("it never answers")
+    }
+
+    fn is_quiet(&self) -> bool {
+        true
+    }
+
+    fn trace(&self) -> Option<()> {
+        None
+    }
+}
+
+fn session() -> DriverSession<Halves> {
+    session_that(false)
+}
+
+fn session_that(confirms: bool) -> DriverSession<Halves> {
     let config = SessionConfig {
         prefix: "lock".into(),
         instance: "a1".into(),
@@ -37,14 +121,15 @@ fn session() -> RedisSession {
         response_timeout: Duration::from_secs(1),
         listener: Weak::<Nobody>::new(),
     };
-    RedisSession::new(Topology::Cluster(seeds), None, config)
+    let address = "a:1".into();
+    DriverSession::new(Arc::new(Halves { address, confirms }), config)
 }
 
 const FIRST: RangeInclusive<Slot> = 0..=8_191;
 const SECOND: RangeInclusive<Slot> = 8_192..=16_383;
 
 /// Without a runtime, so that nobody connects.
-fn install(session: &RedisSession, map: [(&str, RangeInclusive<Slot>); 2]) -> Vec<String> {
+fn install(session: &DriverSession<Halves>, map: [(&str, RangeInclusive<Slot>); 2]) -> Vec<String> {
     let map: SlotMap = map.map(|(node, slots)| (node.into(), slots)).into();
     session.shared.change(|change| {
         change.state.unsettled.clear();
@@ -54,7 +139,7 @@ fn install(session: &RedisSession, map: [(&str, RangeInclusive<Slot>); 2]) -> Ve
     })
 }
 
-fn unsettled(session: &RedisSession) -> SlotSet {
+fn unsettled(session: &DriverSession<Halves>) -> SlotSet {
     session.shared.lock().unsettled.clone()
 }
 
@@ -150,7 +235,7 @@ fn a_request_that_is_lost_inside_is_told_as_lost() {
         enter.clone(),
         &lost,
     )));
-    request.slot = session.shared.names.slot("k");
+    request.slot = session.shared.backend.slot("k");
     session.shared.change(|change| change.route(request));
     assert!(lost.is_empty(), "it waits for its subscription");
     session.shared.lock().subscriptions = Default::default();
@@ -158,7 +243,9 @@ fn a_request_that_is_lost_inside_is_told_as_lost() {
 
     let mut window = SendWindow::new(Limits::USUAL);
     submit("window", &release);
-    session.shared.take(0, &mut window, &mut Vec::new());
+    let mut taken = Vec::new();
+    session.shared.take(0, &mut taken);
+    window.add(taken);
     let (_, sent) = window.next_call().expect("it may go");
     window.sent(sent);
     drop(window);
@@ -169,9 +256,7 @@ fn a_request_that_is_lost_inside_is_told_as_lost() {
 #[test]
 fn an_acquisition_that_is_lost_on_its_way_to_the_replicas_is_told_as_lost() {
     let lost = Arc::<DroppedOps>::default();
-    let mut session = session();
-    let shared = Arc::get_mut(&mut session.shared).expect("it has no tasks");
-    shared.min_replicas = MinReplicas::new(1, Duration::from_secs(1)).unwrap();
+    let session = session_that(true);
     install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
     let (owner, ttl) = (Owner::exclusive(1), Duration::from_secs(30));
     let op = Op::Attempt { owner, ttl };
@@ -185,4 +270,32 @@ fn an_acquisition_that_is_lost_on_its_way_to_the_replicas_is_told_as_lost() {
     assert_eq!(session.shared.lock().nodes[0].inbox.len(), 1);
     session.shared.lock().nodes[0].inbox.clear();
     assert_eq!(lost.take(), [("k".into(), op)]);
+}
+
+/// M4: the call that found the lock busy has served others, and more may fit. The ticket that is entered next may come too
+/// late to say so.
+#[test]
+fn m4_an_attempt_that_becomes_a_ticket_tells_what_was_not_served() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    let (owner, ttl, score) = (Owner::exclusive(1), Duration::from_secs(30), None);
+    let enter = Op::Enter { owner, ttl, score };
+    session.submit(SubmittedOp::unattended("k", enter));
+    let told = session.shared.change(|change| {
+        let request = change.state.nodes[0].inbox.pop().expect("it is sent");
+        assert!(request.attempts_first);
+        let outcome = Outcome::Busy {
+            left: None,
+            score: None,
+            entered: false,
+        };
+        let reply = Reply::Done {
+            at: 1,
+            outcome,
+            unserved: true,
+        };
+        change.on_reply(0, request, reply);
+        change.effects.events.len()
+    });
+    assert_eq!(told, 1, "and the answer is still to come");
 }

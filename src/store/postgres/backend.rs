@@ -1,0 +1,101 @@
+//! PostgreSQL as the driver sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+
+use super::call::Names;
+use super::fault::Fault;
+use super::hello::Process;
+use super::link::PostgresLink;
+use super::scan;
+use super::store::Settings;
+use crate::StoreError;
+use crate::store::driver::{Address, Backend, Connected, Hello, Trouble};
+use crate::store::send_window::Limits;
+
+/// A connection has one call in flight. All that comes meanwhile shares the next, and one flush of the server's log.
+const LIMITS: Limits = Limits {
+    requests: 256,
+    calls: 1,
+    bytes: 1 << 20,
+};
+
+/// What one registry knows of its database.
+pub(super) struct PostgresBackend {
+    pub(super) settings: Settings,
+    pub(super) names: Names,
+    /// The response time-out.
+    pub(super) within: Duration,
+    pub(super) has_warned_of_sweep: AtomicBool,
+}
+
+impl PostgresBackend {
+    pub(super) fn new(
+        settings: Settings,
+        prefix: Arc<str>,
+        instance: Arc<str>,
+        within: Duration,
+    ) -> Self {
+        Self {
+            names: Names::new(prefix, instance, &settings.schema, within),
+            settings,
+            within,
+            has_warned_of_sweep: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Backend for PostgresBackend {
+    type Link = PostgresLink;
+
+    fn address(&self) -> &Address {
+        &self.settings.endpoint.address
+    }
+
+    fn limits(&self) -> Limits {
+        LIMITS
+    }
+
+    fn lanes(&self) -> usize {
+        self.settings.lanes
+    }
+
+    fn connect<'a>(
+        self: &'a Arc<Self>,
+        hello: Hello<'a, Vec<Process>>,
+    ) -> BoxFuture<'a, Result<Connected<PostgresLink>, StoreError>> {
+        let predecessors = hello.predecessor.map_or(&[][..], |all| all);
+        async move { Ok(self.set_up(predecessors).await?) }.boxed()
+    }
+
+    fn error(&self, address: &Address, trouble: Trouble<'_>) -> StoreError {
+        let fault = match trouble {
+            Trouble::Silent(within) => Fault::silent(address, within),
+            Trouble::Abandoned => Fault::abandoned(address),
+            Trouble::TooLate => Fault::too_late(address),
+            Trouble::Garbled(what) => Fault::given_up(address, what),
+            Trouble::NoPush(reason) => Fault::unusable(address, reason),
+            Trouble::NoOwner | Trouble::Unconfirmed(_) => {
+                unreachable!("one server has all keys, and confirms nothing later")
+            }
+        };
+        fault.into()
+    }
+
+    fn fence(&self) -> Option<Arc<str>> {
+        let schema = &self.names.schema;
+        Some(format!("SELECT {schema}.fence($1, $2, $3)").into())
+    }
+
+    fn scan(
+        self: &Arc<Self>,
+        start: Arc<str>,
+    ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        scan::scan(self.clone(), &start)
+    }
+}

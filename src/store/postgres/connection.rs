@@ -1,0 +1,161 @@
+//! One connection. Whoever owns it polls it: it has no task of its own.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use tokio::time::timeout;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, Client, Error, Notification, Row, Socket};
+
+use super::call::{Argument, Names, Prepared, bounded};
+use super::fault::{Address, Fault};
+
+/// Dropping it closes the connection; what is not written by then is never sent.
+pub(super) struct Connection {
+    pub(super) client: Arc<Client>,
+    /// The statements of its calls; `None` behind a pooler.
+    pub(super) prepared: Option<Prepared>,
+    pub(super) address: Address,
+    /// An answer must come within this time.
+    within: Duration,
+    messages: BoxStream<'static, Result<AsyncMessage, Error>>,
+    /// Notices that came while an answer was waited for.
+    heard: VecDeque<Notification>,
+    /// Why it has ended.
+    end: Option<Fault>,
+}
+
+impl Connection {
+    pub(super) fn new<S>(
+        address: Address,
+        within: Duration,
+        client: Client,
+        mut connection: tokio_postgres::Connection<Socket, S>,
+    ) -> Self
+    where
+        S: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
+    {
+        Self {
+            client: Arc::new(client),
+            prepared: None,
+            address,
+            within,
+            messages: stream::poll_fn(move |cx| connection.poll_message(cx)).boxed(),
+            heard: VecDeque::new(),
+            end: None,
+        }
+    }
+
+    /// Awaits an answer on this connection. `asking` uses its client.
+    pub(super) async fn ask<T>(&mut self, asking: impl Future<Output = T>) -> Result<T, Fault> {
+        let mut asking = pin!(asking);
+        let (address, within) = (self.address.clone(), self.within);
+        let answered = poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(answer) = asking.as_mut().poll(cx) {
+                    return Poll::Ready(Ok(answer));
+                }
+                match self.poll_message(cx) {
+                    Poll::Ready(Ok(notice)) => self.heard.push_back(notice),
+                    // The answer may have come before the end. If not, `asking` has the server's own reason.
+                    Poll::Ready(Err(fault)) => {
+                        return match asking.as_mut().poll(cx) {
+                            Poll::Ready(answer) => Poll::Ready(Ok(answer)),
+                            Poll::Pending => Poll::Ready(Err(fault)),
+                        };
+                    }
+                    // What it has read may be the answer.
+                    Poll::Pending => return asking.as_mut().poll(cx).map(Ok),
+                }
+            }
+        });
+        let silent = |_| Err(Fault::silent(&address, within));
+        timeout(within, answered).await.unwrap_or_else(silent)
+    }
+
+    /// The same for what the server should not refuse.
+    pub(super) async fn get<T>(
+        &mut self,
+        asking: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Fault> {
+        let answer = self.ask(asking).await?;
+        answer.map_err(|error| match error.as_db_error() {
+            Some(refusal) if *refusal.code() == SqlState::PROTOCOL_VIOLATION => {
+                Fault::given_up(&self.address, refusal.message())
+            }
+            Some(_) => Fault::refused(&self.address, &error),
+            None => Fault::broken(&self.address, &error),
+        })
+    }
+
+    /// The same for a query on a connection whose session may not be ours.
+    pub(super) async fn query(
+        &mut self,
+        names: &Names,
+        sql: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<Vec<Row>, Fault> {
+        let client = self.client.clone();
+        self.get(bounded(&client, names, sql, arguments)).await
+    }
+
+    /// Writes what is to be sent. What comes meanwhile is heard later.
+    pub(super) fn flush(&mut self) {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        while let Poll::Ready(Ok(notice)) = self.poll_message(&mut cx) {
+            self.heard.push_back(notice);
+        }
+    }
+
+    /// The next notice. Writes and reads; fails when the connection has ended. Cancel safe.
+    pub(super) async fn notice(&mut self) -> Result<Notification, Fault> {
+        poll_fn(|cx| self.poll_notice(cx)).await
+    }
+
+    /// The same as [`Self::notice`].
+    pub(super) fn poll_notice(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Notification, Fault>> {
+        match self.heard.pop_front() {
+            Some(notice) => Poll::Ready(Ok(notice)),
+            None => self.poll_message(cx),
+        }
+    }
+
+    fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Result<Notification, Fault>> {
+        loop {
+            if let Some(fault) = &self.end {
+                return Poll::Ready(Err(fault.clone()));
+            }
+            match ready!(self.messages.poll_next_unpin(cx)) {
+                Some(Ok(AsyncMessage::Notification(notice))) => return Poll::Ready(Ok(notice)),
+                // The wait for a synchronous standby was cancelled: what was answered may be lost with this server. Its
+                // code is that of many warnings, and its text may be in any language.
+                Some(Ok(AsyncMessage::Notice(warning)))
+                    if warning.routine() == Some("SyncRepWaitForLSN") =>
+                {
+                    self.end = Some(Fault::given_up(&self.address, warning.message()));
+                }
+                Some(Ok(_)) => {}
+                Some(Err(error)) if error.as_db_error().is_some() => {
+                    self.end = Some(Fault::broken(&self.address, &error));
+                }
+                ended => {
+                    self.end = Some(match ended {
+                        Some(Err(error)) => Fault::broken(&self.address, &error),
+                        _ => Fault::given_up(&self.address, "it was closed"),
+                    });
+                    // Whoever asked is told at once, also what the server had said to the first of several statements.
+                    self.messages = stream::empty().boxed();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Redis as the driver sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+
+use super::cluster::absolute;
+use super::fault::{ErrorReply, Fault};
+use super::handshake::{ClientId, ServerInfo};
+use super::keys::Names;
+use super::primary::Primary;
+use super::replicas::MinReplicas;
+use super::scan;
+use super::script::{self, Script};
+use super::slots::SLOTS;
+use super::topology::Topology;
+use crate::StoreError;
+use crate::store::contract::SessionConfig;
+use crate::store::driver::{
+    Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, Trouble,
+};
+use crate::store::send_window::Limits;
+use crate::user_code::log;
+
+/// What one registry knows of its servers.
+pub(super) struct RedisBackend {
+    pub(super) topology: Topology,
+    pub(super) names: Names,
+    pub(super) script: &'static Script,
+    /// How many replicas must have an acquisition.
+    pub(super) min_replicas: Option<MinReplicas>,
+    /// The response time-out.
+    pub(super) within: Duration,
+    last_number: AtomicU64,
+    has_warned_of_eviction: AtomicBool,
+    has_warned_of_info: AtomicBool,
+}
+
+impl RedisBackend {
+    pub(super) fn new(
+        topology: Topology,
+        min_replicas: Option<MinReplicas>,
+        config: &SessionConfig,
+    ) -> Self {
+        let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
+        let (names, script) = match topology.seeds() {
+            Some(_) => (Names::clustered(prefix, instance), &script::CLUSTER),
+            None => (Names::new(prefix, instance), &script::SERVER),
+        };
+        Self {
+            topology,
+            names,
+            script,
+            min_replicas,
+            within: config.response_timeout,
+            last_number: AtomicU64::new(0),
+            has_warned_of_eviction: AtomicBool::new(false),
+            has_warned_of_info: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.topology.seeds().is_some()
+    }
+
+    /// The number of the next call. No two calls of a registry have the same.
+    pub(super) fn next_number(&self) -> u64 {
+        self.last_number.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What a refusal by the server at `address` means.
+    pub(super) fn refusal(&self, address: &Address, reply: ErrorReply) -> Refusal {
+        let next = self.next(address, &reply);
+        let named = reply.clone().naming(&self.names);
+        let text = named.to_string();
+        let address = address.clone();
+        let fault = match self.is_cluster() {
+            true => Fault::Refused {
+                address,
+                refusal: named,
+            },
+            false => Fault::refused(address, reply, &self.names),
+        };
+        Refusal {
+            error: fault.into(),
+            text,
+            next,
+        }
+    }
+
+    fn next(&self, address: &Address, reply: &ErrorReply) -> Next {
+        if !self.is_cluster() {
+            return Next::Nothing;
+        }
+        let to = || absolute(reply.text().split(' ').nth(1)?, address);
+        match reply.code() {
+            "MOVED" => to().map_or(Next::Nothing, Next::Moved),
+            "ASK" => to().map_or(Next::Nothing, Next::Ask),
+            "CLUSTERDOWN" | "READONLY" | "LOADING" | "MASTERDOWN" => Next::Search,
+            "TRYAGAIN" => Next::Wait,
+            _ => Next::Nothing,
+        }
+    }
+
+    pub(super) fn warn_of(&self, address: &str, server: &ServerInfo) {
+        if let Some(policy) = &server.evicts
+            && !self.has_warned_of_eviction.swap(true, Ordering::Relaxed)
+        {
+            log!(
+                warn,
+                address,
+                policy,
+                "this server may evict locks when its memory is full: set maxmemory-policy to noeviction"
+            );
+        }
+        if let Some(refusal) = &server.refusal
+            && !self.has_warned_of_info.swap(true, Ordering::Relaxed)
+        {
+            log!(
+                warn,
+                address,
+                %refusal,
+                "no right to INFO: the server's identity and memory policy are unknown"
+            );
+        }
+    }
+}
+
+impl Backend for RedisBackend {
+    type Link = Primary;
+
+    fn address(&self) -> &Address {
+        self.topology.address()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::USUAL
+    }
+
+    fn slots(&self) -> usize {
+        if self.is_cluster() { SLOTS } else { 1 }
+    }
+
+    fn slot(&self, key: &str) -> Slot {
+        self.names.slot(key)
+    }
+
+    fn confirms(&self) -> bool {
+        self.min_replicas.is_some()
+    }
+
+    fn connect<'a>(
+        self: &'a Arc<Self>,
+        hello: Hello<'a, ClientId>,
+    ) -> BoxFuture<'a, Result<Connected<Primary>, StoreError>> {
+        async move {
+            let endpoint = self.topology.endpoint(hello.address, self.within).await?;
+            let connected = self.set_up(&endpoint, hello).await;
+            Ok(connected.inspect_err(|_| self.topology.doubt())?)
+        }
+        .boxed()
+    }
+
+    fn find_map(&self, known: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
+        async move {
+            let seeds = self.topology.seeds().expect("a cluster has them");
+            Ok(seeds.find_map(&known, self.within).await?)
+        }
+        .boxed()
+    }
+
+    fn error(&self, address: &Address, trouble: Trouble<'_>) -> StoreError {
+        let address = address.clone();
+        let fault = match trouble {
+            Trouble::Silent(within) => Fault::Silent { address, within },
+            Trouble::Abandoned => Fault::Abandoned { address },
+            Trouble::TooLate => Fault::TooLate { address },
+            Trouble::NoPush(reason) => {
+                let reason = reason.to_owned();
+                Fault::NoPush { address, reason }
+            }
+            Trouble::Garbled(what) => Fault::Garbled { address, what },
+            Trouble::NoOwner => Fault::Refused {
+                address,
+                refusal: ErrorReply::parse("CLUSTERDOWN nobody has the slot"),
+            },
+            Trouble::Unconfirmed(error) => Fault::unconfirmed(error, !error.is_retryable()),
+        };
+        fault.into()
+    }
+
+    fn scan(
+        self: &Arc<Self>,
+        start: Arc<str>,
+    ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        scan::scan(self.clone(), start)
+    }
+}
