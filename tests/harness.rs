@@ -6,6 +6,7 @@ mod support;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
@@ -38,9 +39,19 @@ fn hear(stream: &mut TcpStream, expected: &str) {
     assert_eq!(String::from_utf8_lossy(&reply), expected);
 }
 
+/// A read with a time-out is not begun again by the kernel when the process was stopped for a moment.
+fn read_byte(stream: &mut TcpStream) -> std::io::Result<usize> {
+    loop {
+        match stream.read(&mut [0; 1]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            read => return read,
+        }
+    }
+}
+
 fn assert_silent(stream: &mut TcpStream) {
     stream.set_read_timeout(Some(NOTHING_COMES)).unwrap();
-    let read = stream.read(&mut [0; 1]);
+    let read = read_byte(stream);
     let silent = matches!(&read, Err(error) if error.kind() == ErrorKind::WouldBlock);
     assert!(silent, "something came: {read:?}");
     stream.set_read_timeout(Some(BOUND)).unwrap();
@@ -48,7 +59,7 @@ fn assert_silent(stream: &mut TcpStream) {
 
 fn assert_closed(stream: &mut TcpStream) {
     // An end or a reset, but not a time-out.
-    match stream.read(&mut [0; 1]) {
+    match read_byte(stream) {
         Ok(0) => {}
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
         other => panic!("still open: {other:?}"),
@@ -265,6 +276,30 @@ fn a_refusing_proxy_leaves_standing_connections_alone() {
     talk(&mut connect(proxy.port()), "PING", "+PONG\r\n");
 }
 
+/// A process that is forked at that moment has the listening socket too, until it runs its own program.
+#[test]
+fn a_proxy_refuses_also_while_processes_are_started() {
+    let proxy = Proxy::to_port(0);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    std::process::Command::new("true").status().unwrap();
+                }
+            });
+        }
+        let accepted = (0..300).find(|_| {
+            proxy.refuse();
+            let accepted = TcpStream::connect(("127.0.0.1", proxy.port()));
+            proxy.accept();
+            accepted.is_ok()
+        });
+        is_over.store(true, Ordering::SeqCst);
+        assert_eq!(accepted, None);
+    });
+}
+
 #[test]
 fn a_blackhole_swallows_each_way_for_itself() {
     let server = RedisServer::start();
@@ -351,7 +386,7 @@ fn a_half_close_ends_one_way_and_leaves_the_other() {
     let mut stream = connect(proxy.port());
     talk(&mut stream, "PING", "+PONG\r\n");
     proxy.half_close(Way::ToClient);
-    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+    assert_eq!(read_byte(&mut stream).unwrap(), 0);
     stream.write_all(b"SET a 1\r\n").unwrap();
     wait_until_blocking("it arrives", BOUND, || server.exists("a"));
     assert_eq!(proxy.connections(), 1);

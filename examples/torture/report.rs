@@ -15,7 +15,7 @@ use crate::plan::Kind;
 // It connects again after pauses of 3.2 s at most for the first three attempts, and of 2 s for each one after that (G1).
 // Some faults that come meanwhile cost it another attempt. Waiting adds little: no ttl here is longer than 600 ms, so a
 // waiter whose grant was lost asks again within 650 ms (W2).
-const LONGEST_RECOVERY: Duration = Duration::from_secs(10);
+pub(crate) const LONGEST_RECOVERY: Duration = Duration::from_secs(10);
 
 /// So many breaches of one sort are told in full.
 const TOLD: usize = 5;

@@ -293,7 +293,7 @@ async fn a_provider_of_the_client_library_rotates_as_well() {
     builder.connect().await.unwrap();
 }
 
-/// All connections to all nodes: those for calls, and those for subscriptions.
+/// All connections to all nodes.
 #[cfg(feature = "cluster")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_connection_to_a_cluster_rotates() {
@@ -315,7 +315,7 @@ async fn every_connection_to_a_cluster_rotates() {
     let keys: Vec<String> = (0..12).map(|key| format!("k{key}")).collect();
     let leases = join_all(keys.iter().map(|key| locks.obtain(key).lease())).await;
     let leases: Vec<_> = leases.into_iter().map(Result::unwrap).collect();
-    // Each node has one connection of the holders, and two of those who wait there.
+    // Each node has one connection of the holders, and one of those who wait there.
     let waiters = keys
         .iter()
         .map(|key| tokio::spawn(others.obtain(key).lease()));
@@ -325,7 +325,7 @@ async fn every_connection_to_a_cluster_rotates() {
         servers.map(|server| connections(server, user)).collect()
     };
     wait_until("all are connected", LATER, || {
-        of("lockstream").iter().all(|it| it.len() == 3)
+        of("lockstream").iter().all(|it| it.len() == 2)
     })
     .await;
     let before = of("lockstream");

@@ -276,7 +276,7 @@ fn no_certificate_makes_a_password_show() {
 async fn no_client_makes_a_password_show() {
     let password = MARKS.concat();
     let url = format!("redis://u:{password}@127.0.0.1:1/");
-    let store = RedisStore::from_client(redis::Client::open(url).unwrap());
+    let store = RedisStore::from_client(redis::Client::open(url).unwrap()).unwrap();
     shows_nothing(&store);
     error_of(store).await;
 }

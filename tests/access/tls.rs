@@ -102,7 +102,7 @@ async fn whom_the_system_trusts_is_trusted() {
         #[cfg(feature = "redis-1")]
         {
             let client = redis::Client::open(&*url).unwrap();
-            let registry = locks(RedisStore::from_client(client));
+            let registry = locks(RedisStore::from_client(client).unwrap());
             let lease = registry.obtain("k").lease().await.unwrap();
             lease.release().await.unwrap();
         }
@@ -304,8 +304,14 @@ async fn certificates_of_a_builder_replace_those_of_its_client() {
     let showing = |store: RedisStoreBuilder, identity: &Identity| {
         store.client_certificate(&*identity.certificate, &*identity.key)
     };
-    // With what it has it gets in.
-    takes_turns(having(&authority, &ours)).await;
+    // What it has cannot be read, so it is refused at once, with advice.
+    let error = having(&authority, &ours).connect_lazy().unwrap_err();
+    let told = error.to_string();
+    assert!(
+        told.contains("root_certificate and client_certificate"),
+        "{told}"
+    );
+    assert!(!error.is_retryable());
     let store = having(&other, &theirs).root_certificate(&authority.pem);
     takes_turns(showing(store, &ours)).await;
     let reason = "requires a client certificate";
@@ -316,8 +322,13 @@ async fn certificates_of_a_builder_replace_those_of_its_client() {
     refused(store, reason).await;
     // The system trusts neither.
     refused(showing(having(&authority, &ours), &ours), reason).await;
-    let careless = redis::Client::open(format!("{url}#insecure")).unwrap();
-    let store = RedisStoreBuilder::from_client(careless).root_certificate(&other.pem);
+    let careless = || redis::Client::open(format!("{url}#insecure")).unwrap();
+    let error = RedisStore::from_client(careless()).unwrap_err();
+    assert!(
+        error.to_string().contains("without verification"),
+        "{error}"
+    );
+    let store = RedisStoreBuilder::from_client(careless()).root_certificate(&other.pem);
     refused(showing(store, &ours), reason).await;
 }
 

@@ -87,6 +87,25 @@ async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
     nothing_left(&cluster, &[&here, &there]).await;
 }
 
+/// A new connection proves itself by a script in some slot of its node. One that is being moved away has no place for
+/// new names, and a node's first slots are what is moved first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_first_slot_is_being_moved_is_connected_to() {
+    let cluster = Cluster::without_replicas();
+    for (from, first) in [(0, 0), (1, 5462), (2, 10_923)] {
+        cluster.begin_move(first, from, (from + 1) % 3);
+    }
+    let registry = builder(&cluster).build().unwrap();
+    let mut seen = [false; 3];
+    for key in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        let lease = registry.obtain(key).lease().await.unwrap();
+        seen[cluster.home(&format!("lock:{key}"))] = true;
+        lease.release().await.unwrap();
+    }
+    assert_eq!(seen, [true; 3], "each node has one of the locks");
+    nothing_left(&cluster, &[&registry]).await;
+}
+
 /// While a slot stays half-way every script of several keys is refused there: a release frees the lock alone, and
 /// who waits finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -131,9 +131,7 @@ async fn a_primary_hands_over_under_load() {
     let home = cluster.home("m");
     let load = Load::on(&[&registries[0], &registries[1]], &["{m}:1", "{m}:2"]);
     load.goes_on("locks are had").await;
-    // In order: nothing that was acknowledged is lost.
-    cluster.server(home + 3).cmd(&["CLUSTER", "FAILOVER"]);
-    cluster.wait_for_promotion(home + 3);
+    cluster.promote(home + 3);
     load.goes_on("locks are had again").await;
     load.end().await;
 }
@@ -149,8 +147,7 @@ async fn a_node_that_was_demoted_before_it_was_needed_is_no_lasting_fault() {
     let elsewhere = keys.find(|key| cluster.home(&format!("lock:{key}")) != home);
     let lock = registry.obtain(elsewhere.expect("names lie everywhere"));
     lock.lease().await.unwrap().release().await.unwrap();
-    cluster.server(home + 3).cmd(&["CLUSTER", "FAILOVER"]);
-    cluster.wait_for_promotion(home + 3);
+    cluster.promote(home + 3);
     let lease = timeout(BOUND, registry.obtain("k").lease()).await.unwrap();
     lease.unwrap().release().await.unwrap();
 }
@@ -318,7 +315,9 @@ async fn a_busy_second_connection_is_kept() {
     }
     lease.release().await.unwrap();
     let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
-    assert_eq!(listening(home), Some(id));
+    // By now it may have ended its subscription: nobody waits any more.
+    let is_there = home.clients().iter().any(|client| client.id() == id);
+    assert!(is_there, "it is the same connection");
     next.unwrap().unwrap().release().await.unwrap();
     nothing_left(&cluster, &[&here, &there]).await;
 }

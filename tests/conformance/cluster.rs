@@ -7,7 +7,7 @@ use lockstream::store::RedisStore;
 
 use crate::support::{Cluster, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, LATE_AT_A_SERVER, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct OnCluster {
@@ -26,7 +26,7 @@ impl OnCluster {
 }
 
 impl World for OnCluster {
-    const LATE: Duration = ms(500);
+    const LATE: Duration = LATE_AT_A_SERVER;
     const PAUSED: bool = false;
 
     fn new() -> Self {

@@ -11,7 +11,9 @@ use lockstream::{
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
-use crate::world::{World, assert_took, eventually, free, idle, is_held, ms, poll_once, waiting};
+use crate::world::{
+    World, assert_took, connected, eventually, free, idle, is_held, ms, poll_once, waiting,
+};
 
 /// At most once in so many milliseconds.
 fn kept(lock: Lock, ttl: u64) -> Lock {
@@ -407,6 +409,7 @@ pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
 /// The store is away: told after one response time-out, and the wish stands.
 pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
+    connected(&registry).await;
     let lock = registry.obtain("k").ttl(ms(2500));
     let lease = lock.lease().await.unwrap();
     w.set_offline(true);
@@ -562,7 +565,7 @@ pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
 pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
     let here = w.registry().await;
     let there = w.builder().await.response_timeout(ms(300)).build().unwrap();
-    there.obtain("anything").inspect().await.unwrap();
+    connected(&there).await;
     let lease = here.obtain("k").ttl(ms(9000)).lease().await.unwrap();
     let detached = lease.detach().unwrap();
     w.set_offline(true);

@@ -241,6 +241,13 @@ pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
             let lock = registries[n % 3].obtain(["a", "b"][key]).wait(ms(700));
             let there = &registries[chance(&mut seed, 3) as usize];
             let told = any_turn::<W>(lock, there, &floors[key], &mut seed).await;
+            // The leases are brief, and a machine may be busy: one is over before its release or adoption is answered.
+            if !W::PAUSED
+                && let Err(LockError::Store { source, .. }) = &told
+                && source.to_string() == "no answer in time"
+            {
+                continue;
+            }
             assert!(
                 matches!(
                     told,
@@ -249,7 +256,6 @@ pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
                             | LockError::Closed { .. }
                             | LockError::QueueFull { .. }
                             | LockError::NotAcquired { .. }
-                            // The leases are brief, and a machine may be busy.
                             | LockError::TooSlow { .. })
                 ),
                 "{told:?}"

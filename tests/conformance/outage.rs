@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
 use crate::world::{
-    BACK, SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting,
+    BACK, SOON, World, assert_took, connected, eventually, free, idle, ms, poll_once, waiting,
 };
 
 pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
@@ -122,6 +122,7 @@ pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
 pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w: &W) {
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(500)).build().unwrap();
+    connected(&here).await;
     let lock = here.obtain("k").ttl(ms(30_000));
     let begin = Instant::now();
     let work = async {
@@ -255,6 +256,7 @@ pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told<W: World>(w: &W
 /// An answer that is not available in the registry's time is none.
 pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
+    connected(&registry).await;
     let lock = registry.obtain("k");
     assert!(lock.acquire_once().await.unwrap());
     assert!(lock.release().await.unwrap());

@@ -8,7 +8,7 @@ use lockstream::store::PostgresStore;
 
 use crate::support::{PgSchema, PgServer, Proxy, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, LATE_AT_A_SERVER, World, ms};
 
 pub(crate) type Postgres = On<false>;
 
@@ -48,7 +48,7 @@ impl<const PUBLISHED: bool> On<PUBLISHED> {
 }
 
 impl<const PUBLISHED: bool> World for On<PUBLISHED> {
-    const LATE: Duration = ms(500);
+    const LATE: Duration = LATE_AT_A_SERVER;
     /// Each is two transactions, and nobody shares them.
     const MANY: usize = 2_000;
     const PAUSED: bool = false;

@@ -11,7 +11,7 @@ pub(crate) use crate::cluster::OnCluster;
 pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, LATE_AT_A_SERVER, World, ms};
 
 /// Which server a world is on.
 pub(crate) trait Make: Send + Sync + 'static {
@@ -93,7 +93,7 @@ impl<M: Make> On<M> {
 }
 
 impl<M: Make> World for On<M> {
-    const LATE: Duration = ms(500);
+    const LATE: Duration = LATE_AT_A_SERVER;
     const PAUSED: bool = false;
 
     fn new() -> Self {

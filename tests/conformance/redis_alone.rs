@@ -13,7 +13,8 @@ use crate::redis::{Make, On, Redis};
 use crate::support::{RedisServer, chain};
 use crate::watch::{assert_names, name, told_so_far, told_until};
 use crate::world::{
-    BOUND, SOON, World, assert_took, empty, eventually, free, idle, is_held, ms, poll_once, waiting,
+    BOUND, SOON, World, assert_took, connected, empty, eventually, free, idle, is_held, ms,
+    poll_once, waiting,
 };
 
 /// `SET key value NX PX`, as any other program locks: whether it got the key.
@@ -260,6 +261,7 @@ pub(crate) async fn connections_that_are_killed_lose_nothing(w: &On<impl Make>) 
 
 pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make>) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
+    connected(&registry).await;
     let lock = registry.obtain("k");
     assert!(lock.acquire_once().await.unwrap());
     assert!(lock.release().await.unwrap());

@@ -27,7 +27,7 @@ impl OnReplicas {
 
 impl World for OnReplicas {
     /// Another server has to come to its turn for each lock.
-    const LATE: Duration = ms(1_000);
+    const LATE: Duration = ms(2_500);
     const BRIEF: Duration = ms(1_440);
     const PAUSED: bool = Redis::PAUSED;
 

@@ -16,10 +16,12 @@ use tracing::Level;
 
 use crate::assert_err;
 use crate::hearing::Log;
-use crate::world::{SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting};
+use crate::world::{
+    LATE_AT_A_SERVER, SOON, World, assert_took, eventually, free, idle, ms, poll_once, waiting,
+};
 
 /// How late real time may make things on a busy machine.
-const LATE: Duration = ms(500);
+const LATE: Duration = LATE_AT_A_SERVER;
 
 /// Of the leases here that are renewed.
 const TTL: Duration = ms(900);

@@ -8,7 +8,7 @@ use lockstream::{FutureLockExt, StreamLockExt};
 use tokio::time::Instant;
 
 use crate::assert_err;
-use crate::world::{SOON, World, ms, poll_once, waiting};
+use crate::world::{SOON, World, connected, ms, poll_once, waiting};
 
 pub(crate) async fn everybody_is_told_and_everything_given_back<W: World>(w: &W) {
     let [here, there] = w.registries().await;
@@ -127,6 +127,7 @@ pub(crate) async fn a_shutdown_dropped_goes_on<W: World>(w: &W) {
 pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W) {
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(200)).build().unwrap();
+    connected(&here).await;
     let lock = here.obtain("k");
     assert!(lock.acquire().await.unwrap());
     w.set_offline(true);

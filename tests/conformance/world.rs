@@ -87,6 +87,10 @@ pub(crate) const BOUND: Duration = Duration::from_secs(10);
 /// Ends before [`World::builder`]'s leases do, so what comes within it did not come by their end.
 pub(crate) const SOON: Duration = ms(1500);
 
+/// How late something may be where a real server has a part in it, on a machine that has other work. That nothing is late
+/// by itself is seen in memory, on a clock that stands still.
+pub(crate) const LATE_AT_A_SERVER: Duration = ms(2000);
+
 /// A store that was away is connected to again by then: the pauses between the first attempts are at
 /// most 0.2, 1 and 2 s (G1).
 pub(crate) const BACK: Duration = ms(5000);
@@ -125,6 +129,15 @@ pub(crate) fn free(lock: &Lock) -> impl Future<Output = ()> {
     // An attempt to connect that fails tells any waiter for it.
     eventually(format!("{} is free", lock.key()), async move || {
         lock.inspect().await.is_ok_and(|seen| seen.owner.is_none())
+    })
+}
+
+/// Waits until the store answers a registry in its response time-out. The first answer comes with the connection, and on a
+/// slow machine later than a short time-out allows.
+pub(crate) fn connected(registry: &LockRegistry) -> impl Future<Output = ()> {
+    let lock = registry.obtain("first");
+    eventually("the store answers", async move || {
+        lock.inspect().await.is_ok()
     })
 }
 

@@ -234,7 +234,7 @@ async fn loading() {
     assert!(error.is_retryable(), "{error}");
     assert!(!restarting.is_finished() && scene.lease.is_valid() && !scene.waiter.is_finished());
     let patient = tokio::spawn(scene.holding.obtain("patient").lease());
-    let server = timeout(4 * BOUND, restarting).await.unwrap().unwrap();
+    let server = timeout(12 * BOUND, restarting).await.unwrap().unwrap();
     served(patient, BOUND).await.release().await.unwrap();
     scene.ends_well(&server).await;
 }

@@ -603,3 +603,29 @@ async fn the_server_looks_for_registries_that_are_gone() {
     );
     assert!(idle + interval * count <= 15, "{idle} {interval} {count}");
 }
+
+/// The process stands still for longer than an answer may take, and the answer is there when it goes on: it counts, and the
+/// connection stays.
+#[tokio::test]
+async fn an_answer_that_came_while_the_process_stood_still_counts() {
+    let server = PgServer::start();
+    let timeout = ms(2000);
+    let store = PostgresStore::connect(server.url()).await.unwrap();
+    let builder = builder(store).ttl(Duration::from_secs(30));
+    let locks = builder.response_timeout(timeout).build().unwrap();
+    let lease = locks.obtain("warm").lease().await.unwrap();
+    lease.release().await.unwrap();
+    let backend = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'";
+    let before = server.one::<i32>(backend);
+    for round in 0..2 {
+        let lock = locks.obtain(format!("k{round}")).wait(BOUND);
+        let taking = tokio::spawn(async move { lock.lease().await });
+        // The call is written, and its answer not read.
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+        std::thread::sleep(timeout * 2);
+        taking.await.unwrap().unwrap().release().await.unwrap();
+    }
+    assert_eq!(server.one::<i32>(backend), before, "the connection");
+}

@@ -4,7 +4,7 @@ use lockstream::{LockError, LockEvent, LockRegistry};
 use tokio::time::timeout;
 
 use crate::oracle::Oracle;
-use crate::support::{Passwords, RedisServer, Watched, chain, wait_until};
+use crate::support::{Passwords, Proxy, RedisServer, Watched, chain, wait_until};
 use crate::{BOUND, registry};
 
 fn url(oracles: &[&Oracle]) -> String {
@@ -70,13 +70,9 @@ async fn sentinels_and_servers_with_passwords_of_their_own() {
 
 #[tokio::test]
 async fn nobody_says_where_the_primary_is() {
-    // Nobody listens there any more.
-    let ports: Vec<u16> = (0..2)
-        .map(|_| {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            listener.local_addr().unwrap().port()
-        })
-        .collect();
+    let nobody = [Proxy::to_port(0), Proxy::to_port(0)];
+    nobody.iter().for_each(Proxy::refuse);
+    let ports = nobody.each_ref().map(Proxy::port);
     let url = format!(
         "redis+sentinel://user:secret@127.0.0.1:{},127.0.0.1:{}/mine?sentinel_password=secret",
         ports[0], ports[1]

@@ -402,6 +402,13 @@ impl Cluster {
         });
     }
 
+    /// Makes a replica the primary, in order: nothing that was acknowledged is lost. On a busy machine it may have taken
+    /// over by itself.
+    pub fn promote(&self, index: usize) {
+        let _ = self.servers[index].try_cmd(&["CLUSTER", "FAILOVER"]);
+        self.wait_until_primary(index);
+    }
+
     /// Until this one is its shard's primary.
     pub fn wait_until_primary(&self, index: usize) {
         let mut asked = std::time::Instant::now();

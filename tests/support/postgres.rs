@@ -194,10 +194,17 @@ impl PgServer {
 
     /// Kills one of its processes: the server ends all the others, and recovers as from a crash.
     pub fn crash(&self) {
-        let pid: i32 =
-            self.one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
+        let mut witness = self.client();
+        let pid: i32 = witness
+            .one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
         let pid = Pid::from_raw(pid).expect("a process has a number");
         kill_process(pid, Signal::KILL).expect("a process of our server");
+        // Whoever comes before the server has noticed is ended with the others.
+        let begin = Instant::now();
+        while witness.try_rows("SELECT 1").is_ok() {
+            assert!(begin.elapsed() < PATIENCE, "the server has not noticed");
+            std::thread::sleep(super::LOOK_AGAIN);
+        }
     }
 
     /// Ends it in good order; clients see a close.

@@ -560,6 +560,14 @@ impl Ear {
     }
 }
 
+impl Drop for Ear {
+    /// Closing is not enough: a process that was forked just now has the socket too, until it runs its own program.
+    fn drop(&mut self) {
+        // Fails where a listening socket cannot be shut down, as on macOS.
+        let _ = rustix::net::shutdown(&self.asking, rustix::net::Shutdown::Both);
+    }
+}
+
 async fn next(ear: Option<&Ear>) -> tokio::net::TcpStream {
     let Some(ear) = ear else {
         return std::future::pending().await;

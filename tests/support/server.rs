@@ -437,9 +437,14 @@ impl RedisServer {
             if process.log.wait_for_end(super::LOOK_AGAIN) {
                 return Err(process.log.text());
             }
+            // One that reads its data again is there.
+            let patience = match error.to_string().contains("loading") {
+                true => 6 * PATIENCE,
+                false => PATIENCE,
+            };
             assert!(
-                begin.elapsed() < PATIENCE,
-                "the server did not answer within {PATIENCE:?}: {error}\n{}",
+                begin.elapsed() < patience,
+                "the server did not answer within {patience:?}: {error}\n{}",
                 process.log.text()
             );
         };

@@ -895,6 +895,19 @@ fn no_recovery_counts_the_time_without_a_primary() {
     assert_eq!(recovery(61 * SECOND), None);
 }
 
+/// A child that was struck just before the end had no lease by then, on a slow machine: the calm goes on until it has.
+#[test]
+fn who_took_nothing_since_the_last_fault_is_known() {
+    let mut holds = holds(&[(0, 1, 10, 20, 100)]);
+    holds.taken(7, "other".to_owned(), Hold::new(child(1), 2, 15, 115));
+    let slots = |since| [0, 1, 2].map(|slot| holds.took_since(slot, since));
+    assert_eq!(slots(10), [true, true, false]);
+    assert_eq!(slots(11), [false, true, false]);
+    let keys = |since| ["key", "other"].map(|key| holds.taken_since(key, since));
+    assert_eq!(keys(10), [true, true]);
+    assert_eq!(keys(11), [false, true]);
+}
+
 /// A child that was struck nine times in a row had no lease for 18.9 s, between fail-overs and its own stops.
 #[test]
 fn no_recovery_counts_the_time_in_which_the_child_is_kept_away() {

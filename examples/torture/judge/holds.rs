@@ -236,10 +236,21 @@ impl Holds {
 
     /// Whether anybody took this key since then.
     pub(crate) fn taken_since(&self, key: &str, since: u64) -> bool {
-        let done = self.keys.get(key).into_iter().flatten();
-        let open = self.open.values().filter(|(whose, _)| whose == key);
-        done.chain(open.map(|(_, hold)| hold))
-            .any(|hold| hold.taken >= since)
+        let mut all = self.all();
+        all.any(|(whose, hold)| whose == key && hold.taken >= since)
+    }
+
+    /// Whether a child of this slot took any key since then.
+    pub(crate) fn took_since(&self, slot: usize, since: u64) -> bool {
+        let mut all = self.all();
+        all.any(|(_, hold)| hold.child.slot == slot && hold.taken >= since)
+    }
+
+    fn all(&self) -> impl Iterator<Item = (&str, &Hold)> {
+        let done = self.keys.iter();
+        let done = done.flat_map(|(key, holds)| holds.iter().map(move |hold| (key.as_str(), hold)));
+        let open = self.open.values();
+        done.chain(open.map(|(key, hold)| (key.as_str(), hold)))
     }
 
     /// To be asked when nothing is open any more.
