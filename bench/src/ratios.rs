@@ -32,11 +32,14 @@ use Goal::{AtLeast, AtMost, Unset};
 type Row = (&'static str, Scenario, &'static str, Basis, Goal);
 
 #[rustfmt::skip]
-const RATIOS: [Row; 43] = [
-    ("free-1", Scenario::Free1, "pairs", Of(Lib::Bare), AtLeast(0.8)),
-    ("free-8", Scenario::Free8, "pairs", Of(Lib::Bare), AtLeast(0.75)),
-    ("free-64", Scenario::Free64, "pairs", Of(Lib::Bare), AtLeast(0.8)),
-    ("free-256", Scenario::Free256, "pairs", Of(Lib::Bare), AtLeast(1.0)),
+const RATIOS: [Row; 46] = [
+    ("free-1", Scenario::Free1, "pairs", Of(Lib::Bare), AtLeast(0.95)),
+    ("free-8", Scenario::Free8, "pairs", Of(Lib::Bare), AtLeast(0.9)),
+    ("free-64", Scenario::Free64, "pairs", Of(Lib::Bare), AtLeast(1.05)),
+    ("free-256", Scenario::Free256, "pairs", Of(Lib::Bare), AtLeast(1.4)),
+    ("free-64-cpu", Scenario::Free64, "clients-cpu", Of(Lib::Bare), AtMost(1.0)),
+    ("free-256-cpu", Scenario::Free256, "clients-cpu", Of(Lib::Bare), AtMost(0.7)),
+    ("memory-64", Scenario::Memory64, "pairs", Itself, AtLeast(800_000.0)),
     ("hot-local", Scenario::HotLocal, "acquisitions", BestOther, AtLeast(15.0)),
     ("hot-local-changes", Scenario::HotLocal, "changes", BestOther, AtLeast(100.0)),
     ("hot-local-turns", Scenario::HotLocal, "turns", Itself, AtMost(1.05)),
@@ -46,10 +49,10 @@ const RATIOS: [Row; 43] = [
     ("hot-processes-turns", Scenario::HotProcesses, "turns", Itself, AtMost(1.05)),
     ("nopass-calls", Scenario::HotProcessesNopass, "calls", Itself, AtMost(2.05)),
     ("waiting-1000", Scenario::Waiting1000, "commands", Itself, AtMost(1.0)),
-    ("handover-p50-us", Scenario::Handover, "p50", Itself, AtMost(300.0)),
+    ("handover-p50-us", Scenario::Handover, "p50", Itself, AtMost(250.0)),
     ("handover-p99-us", Scenario::Handover, "p99", Itself, Unset),
-    ("held-100k-bytes", Scenario::Held100k, "bytes", Itself, AtMost(1024.0)),
-    ("held-100k-cpu", Scenario::Held100k, "cpu", Itself, AtMost(0.05)),
+    ("held-100k-bytes", Scenario::Held100k, "bytes", Itself, AtMost(800.0)),
+    ("held-100k-cpu", Scenario::Held100k, "cpu", Itself, AtMost(0.035)),
     ("renewals-spread-taken", Scenario::RenewalsSpread, "taken", Itself, AtMost(2.0)),
     ("renewals-spread-cut", Scenario::RenewalsSpread, "cut", Itself, AtMost(2.0)),
     ("many-keys-left", Scenario::ManyKeys, "left", Itself, AtMost(0.0)),
@@ -82,7 +85,7 @@ const RATIOS: [Row; 43] = [
 const ON_POSTGRES: [Row; 15] = [
     ("free-1", Scenario::Free1, "pairs", Of(Lib::SqlxAdvisory), Unset),
     ("free-8", Scenario::Free8, "pairs", Of(Lib::SqlxAdvisory), Unset),
-    ("free-64", Scenario::Free64, "pairs", Of(Lib::SqlxAdvisory), AtLeast(0.5)),
+    ("free-64", Scenario::Free64, "pairs", Of(Lib::SqlxAdvisory), AtLeast(0.7)),
     ("free-64-table", Scenario::Free64, "pairs", Of(Lib::PolledTable), Unset),
     ("free-256", Scenario::Free256, "pairs", Of(Lib::SqlxAdvisory), Unset),
     ("hot-local", Scenario::HotLocal, "acquisitions", BestOther, Unset),
@@ -90,7 +93,7 @@ const ON_POSTGRES: [Row; 15] = [
     ("hot-processes", Scenario::HotProcesses, "acquisitions", BestOther, Unset),
     ("hot-processes-turns", Scenario::HotProcesses, "turns", Itself, AtMost(1.05)),
     ("waiting-1000", Scenario::Waiting1000, "commands", Itself, AtMost(2.0)),
-    ("handover", Scenario::Handover, "p50", Of(Lib::SqlxAdvisory), AtMost(4.0)),
+    ("handover", Scenario::Handover, "p50", Of(Lib::SqlxAdvisory), AtMost(2.2)),
     ("handover-p50-us", Scenario::Handover, "p50", Itself, Unset),
     ("permits-8-maxwait-ms", Scenario::Permits8, "maxwait", Itself, Unset),
     ("readers-write-maxwait-ms", Scenario::Readers, "write-maxwait", Itself, Unset),

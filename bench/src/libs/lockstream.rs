@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use lockstream::store::{PostgresStore, RedisStore};
+use lockstream::store::{MemoryStore, PostgresStore, RedisStore};
 use lockstream::{Lease, Lock, LockRegistry};
 
-use super::{Library, Outcome, Passes, told};
+use super::{Library, MEMORY, Outcome, Passes, told};
 
 pub(crate) struct Lockstream {
     registry: LockRegistry,
@@ -16,7 +16,9 @@ impl Library for Lockstream {
     type Held = Lease;
 
     async fn connect(url: &str, passes: Passes, _: usize) -> Outcome<Self> {
-        let builder = if url.starts_with("postgres:") {
+        let builder = if url == MEMORY {
+            LockRegistry::builder(MemoryStore::new())
+        } else if url.starts_with("postgres:") {
             let store = PostgresStore::connect(url).await;
             LockRegistry::builder(store.map_err(told("connect"))?)
         } else {

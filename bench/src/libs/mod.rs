@@ -24,6 +24,9 @@ pub(crate) use self::rslock::Rslock;
 /// How long a lock lasts where a library asks for it: what lockstream takes by itself.
 const TTL: Duration = Duration::from_secs(30);
 
+/// In place of a url: the store in memory.
+pub(crate) const MEMORY: &str = "memory";
+
 /// What went wrong, in words for the one who reads the report.
 pub(crate) type Outcome<T> = Result<T, String>;
 

@@ -30,6 +30,7 @@ pub(crate) enum Scenario {
     Free8,
     Free64,
     Free256,
+    Memory64,
     HotLocal,
     HotProcesses,
     HotProcessesNopass,
@@ -58,11 +59,12 @@ pub(crate) enum Scenario {
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 29] = [
+    pub(crate) const ALL: [Self; 30] = [
         Self::Free1,
         Self::Free8,
         Self::Free64,
         Self::Free256,
+        Self::Memory64,
         Self::HotLocal,
         Self::HotProcesses,
         Self::HotProcessesNopass,
@@ -96,6 +98,7 @@ impl Scenario {
             Self::Free8 => "free-8",
             Self::Free64 => "free-64",
             Self::Free256 => "free-256",
+            Self::Memory64 => "memory-64",
             Self::HotLocal => "hot-local",
             Self::HotProcesses => "hot-processes",
             Self::HotProcessesNopass => "hot-processes-nopass",
@@ -126,7 +129,8 @@ impl Scenario {
 
     fn group(self) -> Group {
         match self {
-            Self::Held100k
+            Self::Memory64
+            | Self::Held100k
             | Self::RenewalsSpread
             | Self::ManyKeys
             | Self::Fair1To100

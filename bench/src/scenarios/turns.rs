@@ -1,4 +1,4 @@
-//! `free-*`, `hot-*`, `fair-*`, `far-*`, `permits-8`, `readers` and `all-3`: tasks that take a lock and give it back, again and again.
+//! `free-*`, `memory-64`, `hot-*`, `fair-*`, `far-*`, `permits-8`, `readers` and `all-3`: tasks that take a lock and give it back, again and again.
 //!
 //! Nothing is done under the lock, and nothing between two turns but a pause where the network is slow:
 //! what is measured is the lock.
@@ -14,7 +14,7 @@ use super::{Round, Scenario, connect};
 use crate::clock::{self, MILLISECOND, Nanos};
 use crate::figures::Figure;
 use crate::journal::{self, Diary, Turn};
-use crate::libs::{Library, Outcome, Passes};
+use crate::libs::{Library, MEMORY, Outcome, Passes};
 use crate::tally::{Tally, Window};
 use crate::worker::{Boss, Job, Worker, go, say};
 
@@ -65,7 +65,7 @@ impl Shape {
         let (tasks, wanted): (&[usize], Wanted) = match scenario {
             Scenario::Free1 | Scenario::Far1 => (&[1], Wanted::Own),
             Scenario::Free8 => (&[8], Wanted::Own),
-            Scenario::Free64 | Scenario::Far64 => (&[64], Wanted::Own),
+            Scenario::Free64 | Scenario::Memory64 | Scenario::Far64 => (&[64], Wanted::Own),
             Scenario::Free256 | Scenario::Far256 => (&[256], Wanted::Own),
             Scenario::HotLocal => (&[16], Wanted::Hot),
             Scenario::HotProcesses | Scenario::HotProcessesNopass => (&[4; 4], Wanted::Hot),
@@ -113,7 +113,10 @@ impl Shape {
 // ---- the bench's half
 
 pub(super) fn round(round: &mut Round<'_>) -> Outcome<Vec<Figure>> {
-    let url = round.server.url();
+    let url = match round.scenario {
+        Scenario::Memory64 => MEMORY.to_owned(),
+        _ => round.server.url(),
+    };
     round_at(round, &url)
 }
 
@@ -241,13 +244,14 @@ pub(super) async fn work<L: Library>(job: &Job, mut boss: Boss) -> Outcome<()> {
             sender: sender.clone(),
         };
         let lib = Arc::clone(&lib);
+        let yields = job.scenario == Scenario::Memory64;
         let is_writer = matches!(shape.wanted, Wanted::Reader) && job.role == 1;
         let pause = if is_writer { WRITER_PAUSE } else { shape.pause };
         // Tasks that pause begin one after the other: no two should ask at the same moment.
         let first = pause * task as u32 / tasks_here as u32;
         tasks.spawn(async move {
             tokio::time::sleep(first).await;
-            take_turns(&*lib, lock, end, pause, keeper).await
+            take_turns(&*lib, lock, end, pause, yields, keeper).await
         });
     }
     drop(sender);
@@ -275,6 +279,7 @@ async fn take_turns<L: Library>(
     lock: L::Lock,
     end: Nanos,
     pause: Duration,
+    yields: bool,
     mut keeper: Keeper,
 ) -> Outcome<()> {
     let diary = &mut keeper.diary;
@@ -291,6 +296,9 @@ async fn take_turns<L: Library>(
         lib.release(lease).await?;
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
+        } else if yields {
+            // Nothing else lets the other tasks run: it waits for nobody.
+            tokio::task::yield_now().await;
         }
     }
 }
