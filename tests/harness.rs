@@ -3,6 +3,7 @@
 
 mod support;
 
+use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -10,7 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
-use support::{Proxy, RedisServer, Role, Way, Worker, wait_until, wait_until_blocking};
+use support::{
+    Proxy, RedisServer, Role, Way, Worker, on_a_steady_machine_blocking, wait_until,
+    wait_until_blocking,
+};
 
 const BOUND: Duration = Duration::from_secs(5);
 
@@ -87,6 +91,18 @@ fn worker() {
                 role.hear_blocking();
             }
             panic!("a test that fails");
+        }
+        "measures" => {
+            let (runs, role) = (Cell::new(0), RefCell::new(role));
+            on_a_steady_machine_blocking(|| {
+                runs.set(runs.get() + 1);
+                role.borrow().say(format!("run {}", runs.get()));
+                // The first one only fails when it is told.
+                if runs.get() == 1 {
+                    role.borrow_mut().hear_blocking();
+                }
+                panic!("too late");
+            });
         }
         other => panic!("no such role: {other}"),
     }
@@ -482,6 +498,22 @@ fn a_worker_stops_goes_on_and_is_gone_when_dropped() {
 #[should_panic(expected = "ended without saying \"pid \"")]
 fn a_worker_that_ends_early_is_told_apart() {
     Worker::spawn("no such entry", "server", &[]).expect_line_blocking("pid ", BOUND);
+}
+
+/// A failure is told in the end, also by a test that is run again.
+#[test]
+fn a_test_in_which_the_machine_stood_still_is_run_again() {
+    let mut worker = Worker::spawn("worker", "measures", &[]);
+    worker.expect_line_blocking("run 1", BOUND);
+    worker.sigstop();
+    worker.tell("fail");
+    std::thread::sleep(Duration::from_millis(500));
+    worker.sigcont();
+    worker.expect_line_blocking("run 2", BOUND);
+    assert!(!worker.exit(BOUND).success(), "the test passed");
+    let words = worker.last_words();
+    let told = ["the machine stood still for", "too late"];
+    assert!(told.iter().all(|told| words.contains(told)), "{words}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The table of cases, and what is done around each.
 
+use crate::support::{on_a_steady_machine, on_a_steady_machine_blocking};
 use crate::world::{World, empty, ms};
 
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
@@ -7,26 +8,34 @@ const HANGS: std::time::Duration = ms(240_000);
 
 /// Runs a case on a store of its own. When all of it is gone nothing may be left in the store, and its registries must
 /// have told of everything, in order.
-pub(crate) async fn run<W: World>(case: impl AsyncFnOnce(&mut W)) {
-    let mut world = W::new();
-    let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
-    ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
-    assert_nothing_left(&world).await;
-    world.watch().all().await;
+pub(crate) async fn run<W: World>(case: impl AsyncFn(&mut W)) {
+    let run = async || {
+        let mut world = W::new();
+        let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
+        ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
+        assert_nothing_left(&world).await;
+        world.watch().all().await;
+    };
+    if W::PAUSED {
+        return run().await;
+    }
+    on_a_steady_machine(run).await;
 }
 
-/// [`run`] for cases that make runtimes of their own.
-pub(crate) fn run_outside<W: World>(case: impl FnOnce(&W)) {
-    let world = W::new();
-    case(&world);
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(async {
-            assert_nothing_left(&world).await;
-            world.watch().all_without_runtime().await;
-        });
+/// [`run`] for cases that make runtimes of their own, in real time on every store.
+pub(crate) fn run_outside<W: World>(case: impl Fn(&W)) {
+    on_a_steady_machine_blocking(|| {
+        let world = W::new();
+        case(&world);
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(async {
+                assert_nothing_left(&world).await;
+                world.watch().all_without_runtime().await;
+            });
+    });
 }
 
 async fn assert_nothing_left<W: World>(world: &W) {

@@ -12,6 +12,7 @@
 //! | `redirect.rs` | how does a client come to a proxy whose address servers tell it? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
+//! | `steady.rs` | what if the machine stands still in a test that measures time? |
 //! | `ports.rs` | which port may a test listen on? |
 //! | `lock_server.rs` | how does a test run on every kind of server? (It stands by itself.) |
 //! | `hearing.rs` | how does a test hear all that its thread logs? (It stands by itself.) |
@@ -37,6 +38,7 @@ mod redirect;
 mod rights;
 mod sentinel;
 mod server;
+mod steady;
 
 use std::fmt::Display;
 use std::time::{Duration, Instant};
@@ -50,6 +52,7 @@ pub use proxy::{Proxy, Way};
 pub use rights::{least_rights, least_rights_at_sentinels};
 pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
+pub use steady::{on_a_steady_machine, on_a_steady_machine_blocking};
 
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -61,6 +64,39 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         .map(ToString::to_string)
         .collect::<Vec<_>>()
         .join(": ")
+}
+
+/// Does work that blocks on a thread of its own, which is left behind if it takes longer than `patience`.
+///
+/// A socket's own time-out would not do: a read that has one is not begun again by the kernel when the process was
+/// stopped for a moment, and errs.
+fn within<T: Send + 'static>(
+    patience: Duration,
+    work: impl FnOnce() -> redis::RedisResult<T> + Send + 'static,
+) -> redis::RedisResult<T> {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    is_done.recv_timeout(patience).unwrap_or_else(|_| {
+        let late = format!("no answer within {patience:?}");
+        Err(std::io::Error::new(std::io::ErrorKind::TimedOut, late).into())
+    })
+}
+
+/// The next message of a subscriber. Panics if none comes `within` that time. A read that a stop of the process
+/// interrupts is begun again.
+pub fn next_message(pubsub: &mut redis::PubSub<'_>, within: Duration) -> redis::Msg {
+    pubsub.set_read_timeout(Some(within)).unwrap();
+    let begin = Instant::now();
+    loop {
+        match pubsub.get_message() {
+            Err(error)
+                if error.is_io_error()
+                    && !error.is_timeout()
+                    && !error.is_connection_dropped()
+                    && begin.elapsed() < within => {}
+            message => return message.unwrap(),
+        }
+    }
 }
 
 /// Waits until `condition` holds, and panics naming `what` when it does not `within` that time.

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use redis::{Connection, FromRedisValue, Value};
+use redis::{FromRedisValue, Value};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -514,14 +514,14 @@ impl Sentinel {
         let secret = self.password.map(|it| format!(":{it}@"));
         let secret = secret.unwrap_or_default();
         let url = format!("redis://{secret}127.0.0.1:{}/", self.port.number());
-        let mut connection: Connection =
-            redis::Client::open(url)?.get_connection_with_timeout(patience)?;
-        connection.set_read_timeout(Some(patience))?;
+        let client = redis::Client::open(url)?;
         let mut command = redis::Cmd::new();
         for arg in args {
             command.arg(*arg);
         }
-        command.query(&mut connection)
+        super::within(patience, move || {
+            command.query(&mut client.get_connection()?)
+        })
     }
 
     fn signal(&self, signal: Signal) {

@@ -14,6 +14,7 @@ use super::keeper::Process;
 use super::ports::Port;
 use super::process::wait_until_stopped;
 use super::program::Program;
+use super::within;
 
 /// How long a server may take to start, to end, or to answer this harness.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -235,10 +236,11 @@ impl RedisServer {
     /// [`RedisServer::cmd`] for commands that may err.
     pub fn try_cmd(&self, args: &[&str]) -> RedisResult<Value> {
         let mut looker = self.looker();
-        if looker.connection.is_none() {
-            looker.connection = Some(self.connect()?);
-        }
-        looker.send(args)
+        let connection = match looker.connection.take() {
+            Some(connection) => connection,
+            None => self.connect()?,
+        };
+        looker.send(connection, args)
     }
 
     /// [`RedisServer::cmd`], with its reply as any type that the client library can make of it.
@@ -450,9 +452,9 @@ impl RedisServer {
         };
         self.running = Some(process);
         let mut looker = self.looker();
-        looker.connection = Some(connection);
         // The handshake above, and the commands replayed from disk, are nobody's calls.
-        looker.send(&["CONFIG", "RESETSTAT"]).map(drop).unwrap();
+        let reset = looker.send(connection, &["CONFIG", "RESETSTAT"]);
+        reset.map(drop).unwrap();
         drop(looker);
         Ok(())
     }
@@ -471,12 +473,13 @@ impl RedisServer {
     }
 
     fn connect(&self) -> RedisResult<Connection> {
-        let mut connection =
-            redis::Client::open(self.harness_url())?.get_connection_with_timeout(PATIENCE)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        // Answers with an error while the server still loads its data.
-        redis::cmd("PING").exec(&mut connection)?;
-        Ok(connection)
+        let client = redis::Client::open(self.harness_url())?;
+        within(PATIENCE, move || {
+            let mut connection = client.get_connection()?;
+            // Answers with an error while the server still loads its data.
+            redis::cmd("PING").exec(&mut connection)?;
+            Ok(connection)
+        })
     }
 }
 
@@ -488,17 +491,19 @@ struct Looker {
 }
 
 impl Looker {
-    fn send(&mut self, args: &[&str]) -> RedisResult<Value> {
-        let connection = self.connection.as_mut().expect("connected before");
+    fn send(&mut self, mut connection: Connection, args: &[&str]) -> RedisResult<Value> {
         let mut command = redis::Cmd::new();
         for arg in args {
             command.arg(*arg);
         }
-        let reply = command.query::<Value>(connection);
+        let (connection, reply) = within(PATIENCE, move || {
+            let reply = command.query::<Value>(&mut connection);
+            Ok((connection, reply))
+        })?;
         if reply.as_ref().is_err_and(RedisError::is_io_error) {
-            self.connection = None;
             return reply;
         }
+        self.connection = Some(connection);
         let name = args[0].to_ascii_lowercase();
         if let Some(sub) = args.get(1) {
             let sub = sub.to_ascii_lowercase();

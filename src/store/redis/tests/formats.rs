@@ -11,7 +11,7 @@ use redis::{Connection, PubSub};
 use super::registry::{
     BOUND, HELD, Registry, TTL, attempt, enter, place, queue, release, renew, won,
 };
-use super::support::{RedisServer, wait_until};
+use super::support::{RedisServer, next_message, wait_until};
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 use crate::{Lease, LockRegistry};
 
@@ -20,14 +20,12 @@ const QUEUE: &str = "{lock:k}:~queue2";
 
 fn connection(server: &RedisServer) -> Connection {
     let client = redis::Client::open(server.url()).unwrap();
-    let connection = client.get_connection().unwrap();
-    connection.set_read_timeout(Some(BOUND)).unwrap();
-    connection
+    client.get_connection().unwrap()
 }
 
 /// The next message, which was published by now.
 fn heard(pubsub: &mut PubSub<'_>) -> String {
-    pubsub.get_message().unwrap().get_payload().unwrap()
+    next_message(pubsub, BOUND).get_payload().unwrap()
 }
 
 fn kind(server: &RedisServer, key: &str) -> String {

@@ -6,7 +6,7 @@ use super::registry::{
     BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, enter, place, queue, refused, release,
     withdraw, won, yield_turn,
 };
-use super::support::{RedisServer, wait_until};
+use super::support::{RedisServer, next_message, wait_until};
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 #[tokio::test]
@@ -81,7 +81,6 @@ impl PatternWatcher {
     fn new(server: &RedisServer) -> Self {
         let client = redis::Client::open(server.url()).unwrap();
         let mut connection = client.get_connection().unwrap();
-        connection.set_read_timeout(Some(BOUND)).unwrap();
         let subscribe = redis::cmd("PSUBSCRIBE").arg("*").get_packed_command();
         connection.send_packed_command(&subscribe).unwrap();
         connection.recv_response().unwrap();
@@ -90,12 +89,11 @@ impl PatternWatcher {
 
     /// The channels of the messages up to the first to `last`.
     fn channels_until(&mut self, last: &str) -> Vec<String> {
+        let mut pubsub = self.0.as_pubsub();
         let mut channels = Vec::new();
         while channels.last().is_none_or(|channel| channel != last) {
-            let message = self.0.recv_response().unwrap();
-            let (_, _, channel, _): (String, String, String, String) =
-                redis::from_redis_value(message).unwrap();
-            channels.push(channel);
+            let message = next_message(&mut pubsub, BOUND);
+            channels.push(message.get_channel_name().to_owned());
         }
         channels
     }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use redis::{Connection, ConnectionLike};
 
 use super::registry::{BOUND, attempt};
-use super::support::{Program, RedisServer};
+use super::support::{Program, RedisServer, next_message};
 use crate::store::contract::{Holder, KeyStatus, Mode, Op, StoreEvent, SubmittedOp};
 use crate::store::driver::{Request, RequestKind};
 use crate::store::model::{self, Answers, INSTANCES, KEYS, PREFIX, Server};
@@ -61,7 +61,7 @@ impl Scripts {
         self.ask::<()>(&["PUBLISH", "end", "end"]);
         let mut heard = Vec::new();
         loop {
-            let message = self.hearing.get_message().unwrap();
+            let message = next_message(&mut self.hearing, BOUND);
             let channel = message.get_channel_name();
             if channel == "end" {
                 return heard;
@@ -206,7 +206,6 @@ fn the_scripts_agree_with_the_model() {
         let server = RedisServer::builder().program(program).start();
         let client = redis::Client::open(server.url()).unwrap();
         let hearing = Box::leak(Box::new(client.get_connection().unwrap()));
-        hearing.set_read_timeout(Some(BOUND)).unwrap();
         let mut hearing = hearing.as_pubsub();
         for channel in ["p:~grant:a1", "p:~grant:b2", "end"] {
             hearing.subscribe(channel).unwrap();

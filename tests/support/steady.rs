@@ -1,0 +1,74 @@
+//! A test that measures time, on a machine that may stand still.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use futures::FutureExt;
+
+/// Between two looks at the clock.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A thread that has slept and goes on so much too late was stopped: also on a busy machine its turn comes sooner.
+const STOPPED: Duration = Duration::from_millis(100);
+
+/// A test in which the machine stood still for so long says nothing about time.
+const TOO_LONG: Duration = Duration::from_millis(200);
+
+/// A test is run so often at most.
+const RUNS: u32 = 4;
+
+/// Runs a test that measures time. If it fails, and the machine stood still meanwhile, it is run again, and says so:
+/// leases ran out in that time, and nothing came soon. On a machine that goes on, a failure is a failure.
+pub async fn on_a_steady_machine(test: impl AsyncFn()) {
+    for run in 1.. {
+        let before = stood_still();
+        match AssertUnwindSafe(test()).catch_unwind().await {
+            Ok(()) => return,
+            Err(panic) => tell_or_repeat(run, before, panic),
+        }
+    }
+}
+
+/// [`on_a_steady_machine`] for tests without a runtime.
+pub fn on_a_steady_machine_blocking(test: impl Fn()) {
+    for run in 1.. {
+        let before = stood_still();
+        match catch_unwind(AssertUnwindSafe(&test)) {
+            Ok(()) => return,
+            Err(panic) => tell_or_repeat(run, before, panic),
+        }
+    }
+}
+
+fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
+    // The thread that looks may go on after this one.
+    sleep(STOPPED);
+    let stood_still = stood_still() - before;
+    if stood_still < TOO_LONG || run == RUNS {
+        resume_unwind(panic);
+    }
+    eprintln!("the machine stood still for {stood_still:?} in this test, which is run again");
+}
+
+/// For how long the machine has stood still since this was first called.
+fn stood_still() -> Duration {
+    static LOOKS: Once = Once::new();
+    static MICROS: AtomicU64 = AtomicU64::new(0);
+    LOOKS.call_once(|| {
+        std::thread::spawn(|| {
+            loop {
+                let begin = Instant::now();
+                sleep(LOOK_AGAIN);
+                let late = begin.elapsed().saturating_sub(LOOK_AGAIN);
+                if late >= STOPPED {
+                    MICROS.fetch_add(late.as_micros() as u64, Ordering::Relaxed);
+                }
+            }
+        });
+    });
+    Duration::from_micros(MICROS.load(Ordering::Relaxed))
+}
