@@ -1,13 +1,14 @@
 //! A test that measures time, on a machine that may stand still.
 
 use std::any::Any;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-
-use futures::FutureExt;
 
 /// Between two looks at the clock.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -26,11 +27,23 @@ const RUNS: u32 = 4;
 pub async fn on_a_steady_machine(test: impl AsyncFn()) {
     for run in 1.. {
         let before = stood_still();
-        match AssertUnwindSafe(test()).catch_unwind().await {
+        match panic_of(test()).await {
             Ok(()) => return,
             Err(panic) => tell_or_repeat(run, before, panic),
         }
     }
+}
+
+/// `catch_unwind` of the crate `futures`, which not every package with tests has.
+async fn panic_of(test: impl Future<Output = ()>) -> Result<(), Box<dyn Any + Send>> {
+    let mut test = pin!(test);
+    poll_fn(
+        |context| match catch_unwind(AssertUnwindSafe(|| test.as_mut().poll(context))) {
+            Ok(poll) => poll.map(Ok),
+            Err(panic) => Poll::Ready(Err(panic)),
+        },
+    )
+    .await
 }
 
 /// [`on_a_steady_machine`] for tests without a runtime.
