@@ -72,14 +72,16 @@ fn stood_still() -> Duration {
     static LOOKS: Once = Once::new();
     static MICROS: AtomicU64 = AtomicU64::new(0);
     LOOKS.call_once(|| {
-        std::thread::spawn(|| {
+        // Also a stop before the thread's first look is seen.
+        let mut begin = Instant::now();
+        std::thread::spawn(move || {
             loop {
-                let begin = Instant::now();
                 sleep(LOOK_AGAIN);
                 let late = begin.elapsed().saturating_sub(LOOK_AGAIN);
                 if late >= STOPPED {
                     MICROS.fetch_add(late.as_micros() as u64, Ordering::Relaxed);
                 }
+                begin = Instant::now();
             }
         });
     });
