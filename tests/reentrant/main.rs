@@ -47,9 +47,12 @@ macro_rules! on_each_store {
             mod $file {$(
                 #[tokio::test]
                 async fn $case() {
-                    let scene = crate::scene::Scene::new(crate::scene::Redis::default()).await;
-                    crate::$file::$case(&scene).await;
-                    scene.settles().await;
+                    crate::support::on_a_steady_machine(async || {
+                        let scene = crate::scene::Scene::new(crate::scene::Redis::default()).await;
+                        crate::$file::$case(&scene).await;
+                        scene.settles().await;
+                    })
+                    .await;
                 }
             )+}
         )+}

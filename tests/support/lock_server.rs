@@ -121,7 +121,7 @@ impl LockServer for PgServer {
     }
 }
 
-/// Runs each of these cases, which take the kind of server, on each kind.
+/// Runs each of these cases, which take the kind of server, on each kind: in real time, and so on a steady machine.
 #[macro_export]
 macro_rules! on_each_server {
     ($(#[$test:meta] { $($case:ident,)* })*) => {
@@ -129,7 +129,7 @@ macro_rules! on_each_server {
             $($(
                 #[$test]
                 async fn $case() {
-                    super::$case::<$crate::support::RedisServer>().await;
+                    $crate::support::on_a_steady_machine(super::$case::<$crate::support::RedisServer>).await;
                 }
             )*)*
         }
@@ -138,7 +138,7 @@ macro_rules! on_each_server {
             $($(
                 #[$test]
                 async fn $case() {
-                    super::$case::<$crate::support::PgServer>().await;
+                    $crate::support::on_a_steady_machine(super::$case::<$crate::support::PgServer>).await;
                 }
             )*)*
         }
