@@ -8,14 +8,14 @@ use lockstream::{FutureLockExt, LockError, LockEvent, OnLost, Renewal};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::hearing::Log;
-use crate::support::{RedisServer, wait_until};
+use crate::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::{BOUND, LATE, assert_took, builder, ms, nothing_left, registry, usable};
 
-/// Everything that this binary logs: one for all tests, since a subscriber of one thread's own may miss what another
-/// thread was the first to say.
-fn log() -> Log {
+/// Everything that this binary logs from now on. One for all tests, since a subscriber of one thread's own may miss what
+/// another thread was the first to say.
+fn log() -> Heard {
     static LOG: OnceLock<Log> = OnceLock::new();
-    LOG.get_or_init(|| {
+    let log = LOG.get_or_init(|| {
         let log = Log::default();
         let subscriber = tracing_subscriber::fmt()
             .with_writer(log.clone())
@@ -24,166 +24,191 @@ fn log() -> Log {
             .finish();
         tracing::subscriber::set_global_default(subscriber).expect("the first and only");
         log
-    })
-    .clone()
+    });
+    Heard {
+        log: log.clone(),
+        // What a test's run before said is not this one's.
+        from: log.text().len(),
+    }
+}
+
+struct Heard {
+    log: Log,
+    from: usize,
 }
 
 /// The lines with a text.
-fn lines_with(log: &Log, text: &str) -> Vec<String> {
-    let log = log.text();
+fn lines_with(heard: &Heard, text: &str) -> Vec<String> {
+    let log = heard.log.text();
     let tells = |line: &&str| line.contains(text);
-    log.lines().filter(tells).map(str::to_owned).collect()
+    let lines = log[heard.from..].lines();
+    lines.filter(tells).map(str::to_owned).collect()
 }
 
 /// The lines that tell of a key.
-fn lines_of(log: &Log, key: &str) -> Vec<String> {
-    lines_with(log, &format!("key=\"{key}\""))
+fn lines_of(heard: &Heard, key: &str) -> Vec<String> {
+    lines_with(heard, &format!("key=\"{key}\""))
 }
 
 /// The next renewal finds it out, a third of the ttl away at most; the stranger's key is left as it is.
 #[tokio::test]
 async fn a_key_deleted_or_overwritten_under_its_holder_is_missed_within_a_third() {
-    let server = RedisServer::start();
-    let ttl = ms(3000);
-    let locks = registry(&server.url(), ttl).await;
-    for overwritten in [false, true] {
-        let lease = locks.obtain("k").lease().await.unwrap();
-        let token = lease.token();
-        sleep(ms(1100)).await;
-        let begin = Instant::now();
-        if overwritten {
-            server.set("lock:k", "somebody else");
-        } else {
-            assert!(server.del("lock:k"));
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let ttl = ms(3000);
+        let locks = registry(&server.url(), ttl).await;
+        for overwritten in [false, true] {
+            let lease = locks.obtain("k").lease().await.unwrap();
+            let token = lease.token();
+            sleep(ms(1100)).await;
+            let begin = Instant::now();
+            if overwritten {
+                server.set("lock:k", "somebody else");
+            } else {
+                assert!(server.del("lock:k"));
+            }
+            let bound = ttl / 3 + ms(1000);
+            let lost = timeout(bound, lease.lost()).await.expect("within a third");
+            assert!(matches!(lost, LockError::Lost { token: of, .. } if of == token));
+            assert!(begin.elapsed() <= bound && !lease.is_valid());
+            let released = lease.release().await;
+            assert!(matches!(released, Err(LockError::Lost { .. })));
+            if overwritten {
+                assert_eq!(server.get("lock:k").as_deref(), Some("somebody else"));
+                assert_eq!(
+                    server.pttl("lock:k"),
+                    -1,
+                    "a stranger's key was given a ttl"
+                );
+                assert!(server.del("lock:k"));
+            }
+            nothing_left(&server, &[&locks]).await;
         }
-        let bound = ttl / 3 + ms(1000);
-        let lost = timeout(bound, lease.lost()).await.expect("within a third");
-        assert!(matches!(lost, LockError::Lost { token: of, .. } if of == token));
-        assert!(begin.elapsed() <= bound && !lease.is_valid());
-        let released = lease.release().await;
-        assert!(matches!(released, Err(LockError::Lost { .. })));
-        if overwritten {
-            assert_eq!(server.get("lock:k").as_deref(), Some("somebody else"));
-            assert_eq!(
-                server.pttl("lock:k"),
-                -1,
-                "a stranger's key was given a ttl"
-            );
-            assert!(server.del("lock:k"));
-        }
-        nothing_left(&server, &[&locks]).await;
-    }
+    })
+    .await;
 }
 
 /// Work under the lock is dropped then, and not at the deadline.
 #[tokio::test]
 async fn work_whose_key_is_deleted_is_dropped_within_a_third() {
-    let server = RedisServer::start();
-    let ttl = ms(2400);
-    let locks = registry(&server.url(), ttl).await;
-    let inside = Arc::new(());
-    let work = {
-        let inside = inside.clone();
-        async move {
-            let _inside = inside;
-            pending::<()>().await;
-        }
-    };
-    let work = tokio::spawn(work.with_lock(locks.obtain("k")));
-    wait_until("it is held", BOUND, || server.exists("lock:k")).await;
-    assert!(server.del("lock:k"));
-    let told = timeout(ttl / 3 + ms(1000), work).await.expect("in time");
-    assert!(matches!(told.unwrap(), Err(LockError::Lost { .. })));
-    assert_eq!(Arc::strong_count(&inside), 1);
-    nothing_left(&server, &[&locks]).await;
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let ttl = ms(2400);
+        let locks = registry(&server.url(), ttl).await;
+        let inside = Arc::new(());
+        let work = {
+            let inside = inside.clone();
+            async move {
+                let _inside = inside;
+                pending::<()>().await;
+            }
+        };
+        let work = tokio::spawn(work.with_lock(locks.obtain("k")));
+        wait_until("it is held", BOUND, || server.exists("lock:k")).await;
+        assert!(server.del("lock:k"));
+        let told = timeout(ttl / 3 + ms(1000), work).await.expect("in time");
+        assert!(matches!(told.unwrap(), Err(LockError::Lost { .. })));
+        assert_eq!(Arc::strong_count(&inside), 1);
+        nothing_left(&server, &[&locks]).await;
+    })
+    .await;
 }
 
 /// A server that says nothing for less than a ttl costs nobody a lease, whether it stood still or was away.
 #[tokio::test]
 async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
-    let mut server = RedisServer::builder().keep_data().start();
-    // A third of it, the second that lies between two tries to connect at most, and what a busy machine takes to start
-    // a server.
-    let ttl = ms(4000);
-    for killed in [false, true] {
-        let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
-        let locks = quick.build().unwrap();
-        let lease = locks.obtain("k").lease().await.unwrap();
-        if killed {
-            server.kill();
-        } else {
-            server.stop();
-        }
-        let before = lease.deadline();
-        sleep(ttl / 3 + ms(100)).await;
-        assert!(lease.is_valid() && lease.deadline() == before);
-        if killed {
-            server.restart();
-        } else {
-            server.cont();
-        }
-        for _ in 0..2 {
+    on_a_steady_machine(async || {
+        let mut server = RedisServer::builder().keep_data().start();
+        // A third of it, the second that lies between two tries to connect at most, and what a busy machine takes to
+        // start a server.
+        let ttl = ms(4000);
+        for killed in [false, true] {
+            let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
+            let locks = quick.build().unwrap();
+            let lease = locks.obtain("k").lease().await.unwrap();
+            if killed {
+                server.kill();
+            } else {
+                server.stop();
+            }
             let before = lease.deadline();
-            wait_until("it is renewed", BOUND, || lease.deadline() > before).await;
+            sleep(ttl / 3 + ms(100)).await;
+            assert!(lease.is_valid() && lease.deadline() == before);
+            if killed {
+                server.restart();
+            } else {
+                server.cont();
+            }
+            for _ in 0..2 {
+                let before = lease.deadline();
+                wait_until("it is renewed", BOUND, || lease.deadline() > before).await;
+            }
+            assert!(lease.is_valid(), "killed: {killed}");
+            lease.release().await.unwrap();
+            nothing_left(&server, &[&locks]).await;
         }
-        assert!(lease.is_valid(), "killed: {killed}");
-        lease.release().await.unwrap();
-        nothing_left(&server, &[&locks]).await;
-    }
+    })
+    .await;
 }
 
 /// For more than that it does: at the deadline, while the server is still away.
 #[tokio::test]
 async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
-    let mut server = RedisServer::builder().keep_data().start();
-    let ttl = ms(1200);
-    for killed in [false, true] {
-        let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
-        let locks = quick.build().unwrap();
-        let begin = Instant::now();
-        let lease = locks.obtain("k").lease().await.unwrap();
-        if killed {
-            server.kill();
-        } else {
-            server.stop();
+    on_a_steady_machine(async || {
+        let mut server = RedisServer::builder().keep_data().start();
+        let ttl = ms(1200);
+        for killed in [false, true] {
+            let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
+            let locks = quick.build().unwrap();
+            let begin = Instant::now();
+            let lease = locks.obtain("k").lease().await.unwrap();
+            if killed {
+                server.kill();
+            } else {
+                server.stop();
+            }
+            assert!(lease.lost().await.is_lost());
+            assert_took(begin, usable(ttl));
+            drop(lease);
+            if killed {
+                server.restart();
+            } else {
+                server.cont();
+            }
+            // What was on its way to the server prolongs nothing.
+            wait_until("the key is gone", BOUND, || !server.exists("lock:k")).await;
+            let next = timeout(BOUND, locks.obtain("k").lease()).await;
+            next.expect("it goes on").unwrap().release().await.unwrap();
+            nothing_left(&server, &[&locks]).await;
         }
-        assert!(lease.lost().await.is_lost());
-        assert_took(begin, usable(ttl));
-        drop(lease);
-        if killed {
-            server.restart();
-        } else {
-            server.cont();
-        }
-        // What was on its way to the server prolongs nothing.
-        wait_until("the key is gone", BOUND, || !server.exists("lock:k")).await;
-        let next = timeout(BOUND, locks.obtain("k").lease()).await;
-        next.expect("it goes on").unwrap().release().await.unwrap();
-        nothing_left(&server, &[&locks]).await;
-    }
+    })
+    .await;
 }
 
 /// Why leases are lost, the log says once an outage, however often it is tried again.
 #[tokio::test]
 async fn an_outage_that_costs_leases_is_in_the_log_once() {
-    let log = log();
-    let mut server = RedisServer::builder().keep_data().start();
-    // No other server of this process has it.
-    let address = format!("127.0.0.1:{}", server.port());
-    let locks = registry(&server.url(), ms(900)).await;
-    for outages in 1..=2 {
-        let lease = locks.obtain("k").lease().await.unwrap();
-        server.kill();
-        assert!(lease.lost().await.is_lost());
-        let told = lines_with(&log, &address);
-        assert_eq!(told.len(), outages, "{told:?}");
-        assert!(told.iter().all(|line| line.contains("store unreachable")));
-        server.restart();
-        drop(lease);
-        let next = timeout(BOUND, locks.obtain("k").lease()).await;
-        next.expect("it goes on").unwrap().release().await.unwrap();
-    }
-    nothing_left(&server, &[&locks]).await;
+    on_a_steady_machine(async || {
+        let log = log();
+        let mut server = RedisServer::builder().keep_data().start();
+        // No other server of this process has it.
+        let address = format!("127.0.0.1:{}", server.port());
+        let locks = registry(&server.url(), ms(900)).await;
+        for outages in 1..=2 {
+            let lease = locks.obtain("k").lease().await.unwrap();
+            server.kill();
+            assert!(lease.lost().await.is_lost());
+            let told = lines_with(&log, &address);
+            assert_eq!(told.len(), outages, "{told:?}");
+            assert!(told.iter().all(|line| line.contains("store unreachable")));
+            server.restart();
+            drop(lease);
+            let next = timeout(BOUND, locks.obtain("k").lease()).await;
+            next.expect("it goes on").unwrap().release().await.unwrap();
+        }
+        nothing_left(&server, &[&locks]).await;
+    })
+    .await;
 }
 
 /// The data are gone with the server: its holders learn of it at the reconnect, a long time before the deadline.
@@ -210,142 +235,151 @@ async fn a_server_that_comes_back_empty_tells_all_holders() {
 /// Whoever asks late is told all the same, and nobody is told of a loss who gave the lock back.
 #[tokio::test]
 async fn a_loss_is_reported_after_it_happened_and_a_release_is_no_loss() {
-    let server = RedisServer::start();
-    let ttl = ms(300);
-    let locks = registry(&server.url(), ttl).await;
-    let lease = locks.obtain("lost").ttl(ttl).lease().await.unwrap();
-    let view = lease.view();
-    assert!(lease.lost().await.is_lost());
-    for _ in 0..2 {
-        assert!(view.lost().await.is_lost());
-    }
-    drop(lease);
-    assert!(view.lost().await.is_lost(), "also when the lease is gone");
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let ttl = ms(300);
+        let locks = registry(&server.url(), ttl).await;
+        let lease = locks.obtain("lost").ttl(ttl).lease().await.unwrap();
+        let view = lease.view();
+        assert!(lease.lost().await.is_lost());
+        for _ in 0..2 {
+            assert!(view.lost().await.is_lost());
+        }
+        drop(lease);
+        assert!(view.lost().await.is_lost(), "also when the lease is gone");
 
-    let lease = locks.obtain("released").lease().await.unwrap();
-    let (view, mut before) = (lease.view(), lease.lost());
-    assert!(poll!(&mut before).is_pending());
-    sleep(2 * ttl).await;
-    lease.release().await.unwrap();
-    let mut after = view.lost();
-    sleep(2 * ttl).await;
-    assert!(poll!(&mut before).is_pending() && poll!(&mut after).is_pending());
-    assert!(!view.is_valid());
-    nothing_left(&server, &[&locks]).await;
+        let lease = locks.obtain("released").lease().await.unwrap();
+        let (view, mut before) = (lease.view(), lease.lost());
+        assert!(poll!(&mut before).is_pending());
+        sleep(2 * ttl).await;
+        lease.release().await.unwrap();
+        let mut after = view.lost();
+        sleep(2 * ttl).await;
+        assert!(poll!(&mut before).is_pending() && poll!(&mut after).is_pending());
+        assert!(!view.is_valid());
+        nothing_left(&server, &[&locks]).await;
+    })
+    .await;
 }
 
 /// 50 ms after any timer of the same deadline would have fired, at the latest.
 #[tokio::test]
 async fn a_loss_is_told_soon_after_the_deadline() {
-    const LEASES: usize = 20;
-    let server = RedisServer::start();
-    let locks = registry(&server.url(), ms(30_000)).await;
-    let tasks = (0..LEASES).map(|at| {
-        let lock = locks.obtain(format!("k{at}"));
-        let renewal = Renewal::watchdog().max_renewals(u32::from(at % 2 == 0));
-        let lock = lock.ttl(ms(300 + 10 * at as u64)).renewal(renewal);
-        tokio::spawn(async move {
-            let lease = lock.lease().await.unwrap();
-            let told = async {
-                assert!(lease.lost().await.is_lost());
-                Instant::now()
-            };
-            let timer = async {
-                // It may be renewed meanwhile.
-                while Instant::now() < lease.deadline() {
-                    sleep_until(lease.deadline()).await;
-                }
-                Instant::now()
-            };
-            let (now, timer) = tokio::join!(told, timer);
-            let deadline = lease.deadline();
-            assert!(now >= deadline, "{:?} too early", deadline - now);
-            now.saturating_duration_since(timer)
-        })
-    });
-    let mut late = Vec::new();
-    for task in tasks.collect::<Vec<_>>() {
-        late.push(task.await.unwrap());
-    }
-    late.sort_unstable();
-    assert!(late[LEASES / 2] <= ms(50), "{late:?}");
-    assert!(late[LEASES - 1] <= LATE, "{late:?}");
-    nothing_left(&server, &[&locks]).await;
+    on_a_steady_machine(async || {
+        const LEASES: usize = 20;
+        let server = RedisServer::start();
+        let locks = registry(&server.url(), ms(30_000)).await;
+        let tasks = (0..LEASES).map(|at| {
+            let lock = locks.obtain(format!("k{at}"));
+            let renewal = Renewal::watchdog().max_renewals(u32::from(at % 2 == 0));
+            let lock = lock.ttl(ms(300 + 10 * at as u64)).renewal(renewal);
+            tokio::spawn(async move {
+                let lease = lock.lease().await.unwrap();
+                let told = async {
+                    assert!(lease.lost().await.is_lost());
+                    Instant::now()
+                };
+                let timer = async {
+                    // It may be renewed meanwhile.
+                    while Instant::now() < lease.deadline() {
+                        sleep_until(lease.deadline()).await;
+                    }
+                    Instant::now()
+                };
+                let (now, timer) = tokio::join!(told, timer);
+                let deadline = lease.deadline();
+                assert!(now >= deadline, "{:?} too early", deadline - now);
+                now.saturating_duration_since(timer)
+            })
+        });
+        let mut late = Vec::new();
+        for task in tasks.collect::<Vec<_>>() {
+            late.push(task.await.unwrap());
+        }
+        late.sort_unstable();
+        assert!(late[LEASES / 2] <= ms(50), "{late:?}");
+        assert!(late[LEASES - 1] <= LATE, "{late:?}");
+        nothing_left(&server, &[&locks]).await;
+    })
+    .await;
 }
 
 /// The work runs to its end and its value is delivered; that it ran without its lock is told by an event, by the log,
 /// and by the view of its lease: whether a renewal found it out, the deadline, or only the release.
 #[tokio::test]
 async fn run_on_delivers_the_value_and_tells_the_loss() {
-    #[derive(Clone, Copy, Debug, PartialEq)]
-    enum By {
-        Renewal,
-        Deadline,
-        Release,
-    }
-    let log = log();
-    let server = RedisServer::start();
-    let ttl = ms(900);
-    let locks = registry(&server.url(), ttl).await;
-    let others = registry(&server.url(), ttl).await;
-    for by in [By::Renewal, By::Deadline, By::Release] {
-        let key = format!("run on {by:?}");
-        let lock = locks.obtain(&*key).on_lost(OnLost::RunOn);
-        let lock = match by {
-            By::Renewal => lock,
-            By::Deadline => lock.ttl(ttl),
-            By::Release => lock.ttl(20 * ttl),
-        };
-        let other = others.obtain(&*key);
-        let mut events = locks.events();
-        let mut early = None;
-        let work = lock.with_lease(async |lease| {
-            assert!(lease.is_valid() && lines_of(&log, &key).is_empty());
-            early = Some(lease.lost());
-            assert!(poll!(early.as_mut().unwrap()).is_pending());
-            if by != By::Deadline {
-                assert!(server.del(&format!("lock:{key}")));
-            }
-            if by != By::Release {
-                assert!(lease.lost().await.is_lost());
-                assert!(!lease.is_valid());
-            }
-            assert!(other.acquire().await.unwrap(), "it is another's by now");
-            if by != By::Release {
-                sleep(ttl).await;
-            }
-            lease
-        });
-        let view = work.await.unwrap();
-        assert!(other.is_acquired(), "the late end took another's lock");
+    on_a_steady_machine(async || {
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        enum By {
+            Renewal,
+            Deadline,
+            Release,
+        }
+        let log = log();
+        let server = RedisServer::start();
+        let ttl = ms(900);
+        let locks = registry(&server.url(), ttl).await;
+        let others = registry(&server.url(), ttl).await;
+        for by in [By::Renewal, By::Deadline, By::Release] {
+            let key = format!("run on {by:?}");
+            let lock = locks.obtain(&*key).on_lost(OnLost::RunOn);
+            let lock = match by {
+                By::Renewal => lock,
+                By::Deadline => lock.ttl(ttl),
+                By::Release => lock.ttl(20 * ttl),
+            };
+            let other = others.obtain(&*key);
+            let mut events = locks.events();
+            let mut early = None;
+            let work = lock.with_lease(async |lease| {
+                assert!(lease.is_valid() && lines_of(&log, &key).is_empty());
+                early = Some(lease.lost());
+                assert!(poll!(early.as_mut().unwrap()).is_pending());
+                if by != By::Deadline {
+                    assert!(server.del(&format!("lock:{key}")));
+                }
+                if by != By::Release {
+                    assert!(lease.lost().await.is_lost());
+                    assert!(!lease.is_valid());
+                }
+                assert!(other.acquire().await.unwrap(), "it is another's by now");
+                if by != By::Release {
+                    sleep(ttl).await;
+                }
+                lease
+            });
+            let view = work.await.unwrap();
+            assert!(other.is_acquired(), "the late end took another's lock");
 
-        let told = lines_of(&log, &key);
-        assert_eq!(told.len(), 1, "{by:?}: {told:?}");
-        let token = format!("token={}", view.token());
-        assert!(told[0].contains("lost") && told[0].contains(&token));
-        let why = match by {
-            By::Deadline => "expired before",
-            By::Renewal | By::Release => "deleted or overwritten",
-        };
-        assert!(told[0].contains(why), "{told:?}");
-        for lost in [early.unwrap(), view.lost()] {
-            let lost = timeout(BOUND, lost).await.expect("the view tells it");
-            assert!(matches!(lost, LockError::Lost { token, .. } if token == view.token()));
-        }
-        let mut told = Vec::new();
-        while let Some(Some(event)) = events.next().now_or_never() {
-            if event.token() == Some(view.token()) {
-                told.push(event);
+            let told = lines_of(&log, &key);
+            assert_eq!(told.len(), 1, "{by:?}: {told:?}");
+            let token = format!("token={}", view.token());
+            assert!(told[0].contains("lost") && told[0].contains(&token));
+            let why = match by {
+                By::Deadline => "expired before",
+                By::Renewal | By::Release => "deleted or overwritten",
+            };
+            assert!(told[0].contains(why), "{told:?}");
+            for lost in [early.unwrap(), view.lost()] {
+                let lost = timeout(BOUND, lost).await.expect("the view tells it");
+                assert!(matches!(lost, LockError::Lost { token, .. } if token == view.token()));
             }
+            let mut told = Vec::new();
+            while let Some(Some(event)) = events.next().now_or_never() {
+                if event.token() == Some(view.token()) {
+                    told.push(event);
+                }
+            }
+            assert!(
+                matches!(
+                    &told[..],
+                    [LockEvent::Acquired { .. }, LockEvent::Lost { .. }]
+                ),
+                "{by:?}: {told:?}"
+            );
+            assert!(other.release().await.unwrap());
         }
-        assert!(
-            matches!(
-                &told[..],
-                [LockEvent::Acquired { .. }, LockEvent::Lost { .. }]
-            ),
-            "{by:?}: {told:?}"
-        );
-        assert!(other.release().await.unwrap());
-    }
-    nothing_left(&server, &[&locks, &others]).await;
+        nothing_left(&server, &[&locks, &others]).await;
+    })
+    .await;
 }
