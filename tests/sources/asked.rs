@@ -11,7 +11,7 @@ use lockstream::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::support::{RedisServer, wait_until};
+use crate::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::{
     BOUND, assert_took, builder, in_memory, ms, nothing_left, process, queued, released, secs,
     warm, within,
@@ -87,49 +87,52 @@ async fn reentrancy() {
 /// line has it then, and no watchdog prolongs it.
 #[tokio::test]
 async fn key_kept_until_expiry() {
-    let server = RedisServer::start();
-    let dogged = builder(&server.url()).await.renewal(Renewal::watchdog());
-    let (here, there) = (dogged.build().unwrap(), process(&server).await);
-    warm(&here).await;
-    let ttl = ms(1_200);
-    for renewal in [Renewal::off(), Renewal::watchdog()] {
-        let lock = here.obtain("k").ttl(ttl).renewal(renewal);
-        let kept = lock.clone().on_finish(OnFinish::LetExpire);
-        let done = async {
-            sleep(ms(100)).await;
-            7
-        };
-        assert_eq!(done.with_lock(&kept).await.unwrap(), 7);
-        let begin = Instant::now();
-        let mut left = server.pttl("lock:k");
-        assert!(left > 500, "{left}");
-        let end = ms(left as u64);
-        // Neither for another process nor for this one.
-        assert!(!there.obtain("k").acquire_once().await.unwrap());
-        assert!(!lock.acquire_once().await.unwrap());
-        let waiter = tokio::spawn(there.obtain("k").ttl(secs(60)).lease());
-        queued(&server, 1).await;
-        while !waiter.is_finished() {
-            let now = server.pttl("lock:k");
-            assert!(
-                now <= left || now > ttl.as_millis() as i64,
-                "prolonged: {left}, {now}"
-            );
-            left = now;
-            sleep(ms(10)).await;
-            assert!(begin.elapsed() < BOUND, "it does not run out");
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let dogged = builder(&server.url()).await.renewal(Renewal::watchdog());
+        let (here, there) = (dogged.build().unwrap(), process(&server).await);
+        warm(&here).await;
+        let ttl = ms(1_200);
+        for renewal in [Renewal::off(), Renewal::watchdog()] {
+            let lock = here.obtain("k").ttl(ttl).renewal(renewal);
+            let kept = lock.clone().on_finish(OnFinish::LetExpire);
+            let done = async {
+                sleep(ms(100)).await;
+                7
+            };
+            assert_eq!(done.with_lock(&kept).await.unwrap(), 7);
+            let begin = Instant::now();
+            let mut left = server.pttl("lock:k");
+            assert!(left > 500, "{left}");
+            let end = ms(left as u64);
+            // Neither for another process nor for this one.
+            assert!(!there.obtain("k").acquire_once().await.unwrap());
+            assert!(!lock.acquire_once().await.unwrap());
+            let waiter = tokio::spawn(there.obtain("k").ttl(secs(60)).lease());
+            queued(&server, 1).await;
+            while !waiter.is_finished() {
+                let now = server.pttl("lock:k");
+                assert!(
+                    now <= left || now > ttl.as_millis() as i64,
+                    "prolonged: {left}, {now}"
+                );
+                left = now;
+                sleep(ms(10)).await;
+                assert!(begin.elapsed() < BOUND, "it does not run out");
+            }
+            assert_took(begin, end - ms(20), ms(1_000));
+            released(within(BOUND, "it is had", waiter).await.unwrap().unwrap()).await;
         }
-        assert_took(begin, end - ms(20), ms(1_000));
-        released(within(BOUND, "it is had", waiter).await.unwrap().unwrap()).await;
-    }
-    // A release that is asked for frees it all the same.
-    let kept = here
-        .obtain("k")
-        .ttl(secs(60))
-        .on_finish(OnFinish::LetExpire);
-    released(kept.lease().await.unwrap()).await;
-    wait_until("it is free", BOUND, || !server.exists("lock:k")).await;
-    nothing_left(&server, &[&here, &there]).await;
+        // A release that is asked for frees it all the same.
+        let kept = here
+            .obtain("k")
+            .ttl(secs(60))
+            .on_finish(OnFinish::LetExpire);
+        released(kept.lease().await.unwrap()).await;
+        wait_until("it is free", BOUND, || !server.exists("lock:k")).await;
+        nothing_left(&server, &[&here, &there]).await;
+    })
+    .await;
 }
 
 /// [`key_kept_until_expiry`] is for this: at most once a minute, on however many machines.

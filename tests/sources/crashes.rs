@@ -3,7 +3,7 @@
 use lockstream::{LockRegistry, Renewal};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{RedisServer, Role, Worker, wait_until};
+use crate::support::{RedisServer, Role, Worker, on_a_steady_machine, wait_until};
 use crate::{BOUND, builder, ms, process, queued, released, secs, within};
 
 /// What the other processes do: hold `k`, renewed, until they are told otherwise or killed.
@@ -31,34 +31,37 @@ fn spawn(server: &RedisServer, ttl: &str) -> Worker {
 /// next one's when the ttl is over, not before and hardly later.
 #[tokio::test]
 async fn crashed_holder() {
-    let server = RedisServer::start();
-    let here = process(&server).await;
-    let ttl = ms(1_500);
-    let mut holder = spawn(&server, "1500");
-    let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
-    let waiter = tokio::spawn(here.obtain("k").ttl(secs(60)).lease());
-    queued(&server, 1).await;
-    // Twice its ttl it lives, and so long the lock is its own.
-    sleep(2 * ttl).await;
-    assert!(!waiter.is_finished() && server.exists("lock:k"));
-    holder.sigkill();
-    let killed = Instant::now();
-    let left = server.pttl("lock:k");
-    assert!(left > 0 && left <= 1_500, "{left}");
-    let lease = within(ttl + ms(700), "it has run out", waiter).await;
-    let lease = lease.unwrap().unwrap();
-    let took = killed.elapsed();
-    assert!(took + ms(50) >= ms(left as u64), "{took:?} of {left} ms");
-    assert!(
-        lease.token().get() > token,
-        "{} after {token}",
-        lease.token()
-    );
-    // The dead one's watchdog does not come back.
-    sleep(ttl).await;
-    assert!(lease.is_valid() && server.exists("lock:k"));
-    released(lease).await;
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let here = process(&server).await;
+        let ttl = ms(1_500);
+        let mut holder = spawn(&server, "1500");
+        let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
+        let waiter = tokio::spawn(here.obtain("k").ttl(secs(60)).lease());
+        queued(&server, 1).await;
+        // Twice its ttl it lives, and so long the lock is its own.
+        sleep(2 * ttl).await;
+        assert!(!waiter.is_finished() && server.exists("lock:k"));
+        holder.sigkill();
+        let killed = Instant::now();
+        let left = server.pttl("lock:k");
+        assert!(left > 0 && left <= 1_500, "{left}");
+        let lease = within(ttl + ms(700), "it has run out", waiter).await;
+        let lease = lease.unwrap().unwrap();
+        let took = killed.elapsed();
+        assert!(took + ms(50) >= ms(left as u64), "{took:?} of {left} ms");
+        assert!(
+            lease.token().get() > token,
+            "{} after {token}",
+            lease.token()
+        );
+        // The dead one's watchdog does not come back.
+        sleep(ttl).await;
+        assert!(lease.is_valid() && server.exists("lock:k"));
+        released(lease).await;
+        assert_eq!(server.keys("*"), ["lock:~fence"]);
+    })
+    .await;
 }
 
 /// Waiters that are killed leave their tickets at the front of the queue. The release passes them by, all at once: the

@@ -9,7 +9,7 @@ use lockstream::store::MemoryStore;
 use lockstream::{FutureLockExt, Lease, Lock, LockError, LockRegistry, Repeat};
 use tokio::time::{Instant, sleep};
 
-use crate::support::{RedisServer, wait_until};
+use crate::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::{
     BOUND, assert_took, builder, in_memory, ms, nothing_left, poll_once, process, queued, released,
     secs, warm, within,
@@ -98,105 +98,120 @@ fn assert_between(attempts: u64, least: u64, most: u64) {
 /// Some attempts as fast as the server answers, and from then on with sleep in between.
 #[tokio::test]
 async fn spin_then_sleep() {
-    let mute = Mute::new().await;
-    // The first, 20 more at once, and none while it sleeps.
-    let long = Repeat::spin_then(20, secs(3_600));
-    let lock = mute.lock(&long).wait(secs(2));
-    let mut acquire = lock.acquire();
-    let begin = Instant::now();
-    while mute.server.calls("evalsha") < 21 {
-        assert!(poll_once(&mut acquire).await.is_none());
-        assert!(begin.elapsed() < secs(2), "it sleeps before it has spun");
-        sleep(ms(1)).await;
-    }
-    assert!(!acquire.await.unwrap());
-    assert_eq!(mute.attempts(), 21);
-    // A later wait spins again.
-    assert_eq!(mute.in_vain(&long, ms(300)).await, 21);
-    // Then it asks after each sleep.
-    let short = Repeat::spin_then(4, ms(100));
-    assert_between(mute.in_vain(&short, ms(1_050)).await, 8, 15);
-    // Freed while it sleeps, the lock is acquired when it wakes, and not before.
-    let sleeper = Repeat::spin_then(4, ms(600));
-    let lock = mute.lock(&sleeper);
-    let begin = Instant::now();
-    let mut acquire = lock.acquire();
-    while mute.server.calls("evalsha") < 5 {
-        assert!(poll_once(&mut acquire).await.is_none());
-        sleep(ms(1)).await;
-    }
-    released(mute.held).await;
-    assert!(within(BOUND, "it wakes", acquire).await.unwrap());
-    assert!(begin.elapsed() >= ms(600), "{:?}", begin.elapsed());
-    assert!(lock.release().await.unwrap());
-    nothing_left(&mute.server, &[&mute.holding, &mute.waiting]).await;
+    on_a_steady_machine(async || {
+        let mute = Mute::new().await;
+        // The first, 20 more at once, and none while it sleeps.
+        let long = Repeat::spin_then(20, secs(3_600));
+        let lock = mute.lock(&long).wait(secs(2));
+        let mut acquire = lock.acquire();
+        let begin = Instant::now();
+        while mute.server.calls("evalsha") < 21 {
+            assert!(poll_once(&mut acquire).await.is_none());
+            assert!(begin.elapsed() < secs(2), "it sleeps before it has spun");
+            sleep(ms(1)).await;
+        }
+        assert!(!acquire.await.unwrap());
+        assert_eq!(mute.attempts(), 21);
+        // A later wait spins again.
+        assert_eq!(mute.in_vain(&long, ms(300)).await, 21);
+        // Then it asks after each sleep.
+        let short = Repeat::spin_then(4, ms(100));
+        assert_between(mute.in_vain(&short, ms(1_050)).await, 8, 15);
+        // Freed while it sleeps, the lock is acquired when it wakes, and not before.
+        let sleeper = Repeat::spin_then(4, ms(600));
+        let lock = mute.lock(&sleeper);
+        let begin = Instant::now();
+        let mut acquire = lock.acquire();
+        while mute.server.calls("evalsha") < 5 {
+            assert!(poll_once(&mut acquire).await.is_none());
+            sleep(ms(1)).await;
+        }
+        released(mute.held).await;
+        assert!(within(BOUND, "it wakes", acquire).await.unwrap());
+        assert!(begin.elapsed() >= ms(600), "{:?}", begin.elapsed());
+        assert!(lock.release().await.unwrap());
+        nothing_left(&mute.server, &[&mute.holding, &mute.waiting]).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn fixed() {
-    let mute = Mute::new().await;
-    let repeat = Repeat::fixed(ms(100));
-    assert_between(mute.in_vain(&repeat, ms(1_000)).await, 5, 11);
-    mute.in_time(&repeat).await;
+    on_a_steady_machine(async || {
+        let mute = Mute::new().await;
+        let repeat = Repeat::fixed(ms(100));
+        assert_between(mute.in_vain(&repeat, ms(1_000)).await, 5, 11);
+        mute.in_time(&repeat).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn exponential() {
-    let mute = Mute::new().await;
-    let repeat = Repeat::exponential(ms(20), ms(160));
-    // At most 1 + those after 10, 30, 70, 150 ms, and one each 80 ms after that.
-    assert_between(mute.in_vain(&repeat, ms(800)).await, 5, 13);
-    mute.in_time(&repeat).await;
+    on_a_steady_machine(async || {
+        let mute = Mute::new().await;
+        let repeat = Repeat::exponential(ms(20), ms(160));
+        // At most 1 + those after 10, 30, 70, 150 ms, and one each 80 ms after that.
+        assert_between(mute.in_vain(&repeat, ms(800)).await, 5, 13);
+        mute.in_time(&repeat).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn decorrelated() {
-    let mute = Mute::new().await;
-    let repeat = Repeat::decorrelated(ms(20), ms(160));
-    assert_between(mute.in_vain(&repeat, ms(800)).await, 4, 41);
-    // By chance all pauses might be short; many waits of a single pause are not.
-    let once = Repeat::decorrelated(ms(10), ms(500)).until(|n| n == 1);
-    let mut took = Vec::new();
-    for _ in 0..20 {
-        let begin = Instant::now();
-        assert!(!mute.lock(&once).acquire().await.unwrap());
-        took.push(begin.elapsed());
-    }
-    assert!(took.iter().all(|took| *took >= ms(9)), "{took:?}");
-    assert_eq!(mute.attempts(), 40);
-    mute.in_time(&repeat).await;
+    on_a_steady_machine(async || {
+        let mute = Mute::new().await;
+        let repeat = Repeat::decorrelated(ms(20), ms(160));
+        assert_between(mute.in_vain(&repeat, ms(800)).await, 4, 41);
+        // By chance all pauses might be short; many waits of a single pause are not.
+        let once = Repeat::decorrelated(ms(10), ms(500)).until(|n| n == 1);
+        let mut took = Vec::new();
+        for _ in 0..20 {
+            let begin = Instant::now();
+            assert!(!mute.lock(&once).acquire().await.unwrap());
+            took.push(begin.elapsed());
+        }
+        assert!(took.iter().all(|took| *took >= ms(9)), "{took:?}");
+        assert_eq!(mute.attempts(), 40);
+        mute.in_time(&repeat).await;
+    })
+    .await;
 }
 
 /// Policies with nothing, and with no end, in them: the wait ends all of them, and the server is asked no more after it.
 #[tokio::test]
 async fn odd_pauses() {
-    let mute = Mute::new().await;
-    for repeat in [
-        Repeat::fixed(Duration::ZERO),
-        Repeat::exponential(Duration::ZERO, Duration::ZERO),
-        Repeat::decorrelated(Duration::ZERO, Duration::ZERO),
-        Repeat::spin_then(u32::MAX, Duration::MAX),
-    ] {
-        // As fast as the server answers.
-        assert!(mute.in_vain(&repeat, ms(200)).await > 10, "{repeat:?}");
-    }
-    for repeat in [
-        Repeat::fixed(Duration::MAX),
-        Repeat::exponential(Duration::MAX, Duration::MAX),
-        Repeat::decorrelated(Duration::MAX, Duration::MAX),
-        Repeat::spin_then(0, Duration::MAX),
-    ] {
-        assert_eq!(mute.in_vain(&repeat, ms(200)).await, 1, "{repeat:?}");
-    }
-    // From nothing, but not for ever: 1, 2, 4 ms and so on.
-    for repeat in [
-        Repeat::exponential(Duration::ZERO, secs(3_600)),
-        Repeat::decorrelated(ms(50), Duration::from_millis(60)),
-    ] {
-        assert_between(mute.in_vain(&repeat, ms(400)).await, 2, 11);
-    }
-    sleep(ms(100)).await;
-    assert_eq!(mute.attempts(), 0, "asked after the wait");
+    on_a_steady_machine(async || {
+        let mute = Mute::new().await;
+        for repeat in [
+            Repeat::fixed(Duration::ZERO),
+            Repeat::exponential(Duration::ZERO, Duration::ZERO),
+            Repeat::decorrelated(Duration::ZERO, Duration::ZERO),
+            Repeat::spin_then(u32::MAX, Duration::MAX),
+        ] {
+            // As fast as the server answers.
+            assert!(mute.in_vain(&repeat, ms(200)).await > 10, "{repeat:?}");
+        }
+        for repeat in [
+            Repeat::fixed(Duration::MAX),
+            Repeat::exponential(Duration::MAX, Duration::MAX),
+            Repeat::decorrelated(Duration::MAX, Duration::MAX),
+            Repeat::spin_then(0, Duration::MAX),
+        ] {
+            assert_eq!(mute.in_vain(&repeat, ms(200)).await, 1, "{repeat:?}");
+        }
+        // From nothing, but not for ever: 1, 2, 4 ms and so on.
+        for repeat in [
+            Repeat::exponential(Duration::ZERO, secs(3_600)),
+            Repeat::decorrelated(ms(50), Duration::from_millis(60)),
+        ] {
+            assert_between(mute.in_vain(&repeat, ms(400)).await, 2, 11);
+        }
+        sleep(ms(100)).await;
+        assert_eq!(mute.attempts(), 0, "asked after the wait");
+    })
+    .await;
 }
 
 /// `until` ends a wait long before its time: `false` of a flag, `NotAcquired` of a guard and of work, which was not

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::support::{Proxy, RedisServer, wait_until};
+use crate::support::{Proxy, RedisServer, on_a_steady_machine, wait_until};
 use crate::{
     BOUND, assert_lost, assert_took, builder, in_memory, ms, nothing_left, poll_once, process,
     queued, released, secs, within,
@@ -342,56 +342,59 @@ async fn eviction_of_idle_entries() {
 /// is freed by one who had it before.
 #[tokio::test]
 async fn owner_checked_atomic_release() {
-    let server = RedisServer::start();
-    let (here, there) = (process(&server).await, process(&server).await);
-    let short = here.obtain("k").ttl(ms(300)).renewal(Renewal::off());
-    let next = there.obtain("k").ttl(secs(60));
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let (here, there) = (process(&server).await, process(&server).await);
+        let short = here.obtain("k").ttl(ms(300)).renewal(Renewal::off());
+        let next = there.obtain("k").ttl(secs(60));
 
-    // Released: one call, and no look beforehand.
-    let lease = short.lease().await.unwrap();
-    server.reset_stats();
-    released(lease).await;
-    let calls = server.all_calls();
-    assert_eq!(calls.get("evalsha"), Some(&1), "{calls:?}");
-    assert_eq!(calls.get("eval"), None);
-
-    // Run out, and another's by now: refused.
-    let late = short.lease().await.unwrap();
-    let taken = within(BOUND, "the next has it", next.lease())
-        .await
-        .unwrap();
-    let owner = server.get("lock:k").unwrap();
-    assert_lost(late.release().await, "k");
-    assert_eq!(server.get("lock:k"), Some(owner.clone()));
-    // By a drop as well, and by a handle that never had it.
-    assert!(!short.release().await.unwrap());
-    drop(short.lease_within(ms(0)));
-    assert_eq!(server.get("lock:k"), Some(owner));
-    released(taken).await;
-
-    // Overwritten by a stranger while it was valid: the stranger's.
-    let lease = next.lease().await.unwrap();
-    server.set("lock:k", "stranger");
-    assert_lost(lease.release().await, "k");
-    assert_eq!(server.get("lock:k").as_deref(), Some("stranger"));
-    server.del("lock:k");
-
-    // Around the very end of the lease, when look and deletion would fall apart if they were two.
-    for round in 0..10 {
+        // Released: one call, and no look beforehand.
         let lease = short.lease().await.unwrap();
-        let waiter = tokio::spawn(next.clone().lease());
-        queued(&server, 1).await;
-        sleep(ms(285 + 3 * round)).await;
-        // In time, too late, or overtaken by the deadline on its way: never the next one's lock.
-        match lease.release().await {
-            Ok(()) | Err(LockError::Lost { .. } | LockError::Store { .. }) => {}
-            told => panic!("{told:?}"),
-        }
-        let lease = within(BOUND, "the next has it", waiter).await;
-        let lease = lease.unwrap().unwrap();
-        assert!(lease.is_valid() && server.exists("lock:k"));
+        server.reset_stats();
         released(lease).await;
-    }
-    wait_until("nothing is held", BOUND, || !server.exists("lock:k")).await;
-    nothing_left(&server, &[&here, &there]).await;
+        let calls = server.all_calls();
+        assert_eq!(calls.get("evalsha"), Some(&1), "{calls:?}");
+        assert_eq!(calls.get("eval"), None);
+
+        // Run out, and another's by now: refused.
+        let late = short.lease().await.unwrap();
+        let taken = within(BOUND, "the next has it", next.lease())
+            .await
+            .unwrap();
+        let owner = server.get("lock:k").unwrap();
+        assert_lost(late.release().await, "k");
+        assert_eq!(server.get("lock:k"), Some(owner.clone()));
+        // By a drop as well, and by a handle that never had it.
+        assert!(!short.release().await.unwrap());
+        drop(short.lease_within(ms(0)));
+        assert_eq!(server.get("lock:k"), Some(owner));
+        released(taken).await;
+
+        // Overwritten by a stranger while it was valid: the stranger's.
+        let lease = next.lease().await.unwrap();
+        server.set("lock:k", "stranger");
+        assert_lost(lease.release().await, "k");
+        assert_eq!(server.get("lock:k").as_deref(), Some("stranger"));
+        server.del("lock:k");
+
+        // Around the very end of the lease, when look and deletion would fall apart if they were two.
+        for round in 0..10 {
+            let lease = short.lease().await.unwrap();
+            let waiter = tokio::spawn(next.clone().lease());
+            queued(&server, 1).await;
+            sleep(ms(285 + 3 * round)).await;
+            // In time, too late, or overtaken by the deadline on its way: never the next one's lock.
+            match lease.release().await {
+                Ok(()) | Err(LockError::Lost { .. } | LockError::Store { .. }) => {}
+                told => panic!("{told:?}"),
+            }
+            let lease = within(BOUND, "the next has it", waiter).await;
+            let lease = lease.unwrap().unwrap();
+            assert!(lease.is_valid() && server.exists("lock:k"));
+            released(lease).await;
+        }
+        wait_until("nothing is held", BOUND, || !server.exists("lock:k")).await;
+        nothing_left(&server, &[&here, &there]).await;
+    })
+    .await;
 }
