@@ -7,51 +7,54 @@ use lockstream::{Lease, LockRegistry};
 use tokio::time::{sleep, timeout};
 
 use crate::load::Load;
-use crate::support::{ClientRow, Cluster, RedisServer, wait_until};
+use crate::support::{ClientRow, Cluster, RedisServer, on_a_steady_machine, wait_until};
 use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
 
 /// The replica that is promoted has the lock, and the waiter finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
-    let mut cluster = Cluster::start();
-    let (here, there) = (
-        builder(&cluster).build().unwrap(),
-        builder(&cluster).build().unwrap(),
-    );
-    let home = cluster.home("lock:k");
-    let elsewhere = (0..)
-        .map(|number| format!("other:{number}"))
-        .find(|key| cluster.home(&format!("lock:{key}")) != home)
-        .unwrap();
-    let lease = here.obtain("k").lease().await.unwrap();
-    let token = lease.token();
-    let waiter = tokio::spawn(there.obtain("k").lease());
-    queued(&here, "k").await;
-    let _: u64 = cluster.server(home).ask(&["WAIT", "1", "5000"]);
-    wait_until("the replica has the lock", BOUND, || {
-        let replica = cluster.server(home + 3);
-        let _ = replica.try_cmd(&["READONLY"]);
-        replica.exists("lock:k")
-    })
-    .await;
+    on_a_steady_machine(async || {
+        let mut cluster = Cluster::start();
+        let (here, there) = (
+            builder(&cluster).build().unwrap(),
+            builder(&cluster).build().unwrap(),
+        );
+        let home = cluster.home("lock:k");
+        let elsewhere = (0..)
+            .map(|number| format!("other:{number}"))
+            .find(|key| cluster.home(&format!("lock:{key}")) != home)
+            .unwrap();
+        let lease = here.obtain("k").lease().await.unwrap();
+        let token = lease.token();
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        queued(&here, "k").await;
+        let _: u64 = cluster.server(home).ask(&["WAIT", "1", "5000"]);
+        wait_until("the replica has the lock", BOUND, || {
+            let replica = cluster.server(home + 3);
+            let _ = replica.try_cmd(&["READONLY"]);
+            replica.exists("lock:k")
+        })
+        .await;
 
-    cluster.server_mut(home).kill();
-    // Meanwhile all that is elsewhere goes on.
-    let begin = Instant::now();
-    let other = here.obtain(&elsewhere).lease().await.unwrap();
-    other.release().await.unwrap();
-    assert!(begin.elapsed() < ms(1000), "{:?}", begin.elapsed());
-    cluster.wait_for_promotion(home + 3);
-    assert!(lease.is_valid());
-    assert!(!waiter.is_finished());
-    queued(&here, "k").await;
-    lease.release().await.unwrap();
-    let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
-    assert!(next.token() > token);
-    next.release().await.unwrap();
-    wait_until("nothing is left", BOUND, || {
-        let keys = cluster.server(home + 3).keys("*");
-        keys.iter().all(|key| key.contains(":~fence"))
+        cluster.server_mut(home).kill();
+        // Meanwhile all that is elsewhere goes on.
+        let begin = Instant::now();
+        let other = here.obtain(&elsewhere).lease().await.unwrap();
+        other.release().await.unwrap();
+        assert!(begin.elapsed() < ms(1000), "{:?}", begin.elapsed());
+        cluster.wait_for_promotion(home + 3);
+        assert!(lease.is_valid());
+        assert!(!waiter.is_finished());
+        queued(&here, "k").await;
+        lease.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        assert!(next.token() > token);
+        next.release().await.unwrap();
+        wait_until("nothing is left", BOUND, || {
+            let keys = cluster.server(home + 3).keys("*");
+            keys.iter().all(|key| key.contains(":~fence"))
+        })
+        .await;
     })
     .await;
 }
@@ -256,32 +259,35 @@ async fn a_connection_that_is_killed_is_made_again_at_once() {
 /// question to it is not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_connection_that_vanishes_is_made_again() {
-    let cluster = Cluster::behind_proxies();
-    let short = || {
-        builder(&cluster)
-            .response_timeout(ms(1000))
-            .ttl(ms(4000))
-            .build()
-            .unwrap()
-    };
-    let (here, there) = (short(), short());
-    let proxy = &cluster.proxies()[cluster.home("lock:k")];
-    let home = cluster.server(cluster.home("lock:k"));
-    let lease = here.obtain("k").lease().await.unwrap();
-    let waiter = tokio::spawn(there.obtain("k").lease());
-    queued(&here, "k").await;
-    let id = listening(home).expect("who waits listens");
-    let before = proxy.accepted();
-    proxy.lose_subscribers();
-    wait_until("it is made again", BOUND, || proxy.accepted() > before).await;
-    wait_until("it listens again", BOUND, || {
-        listening(home).is_some_and(|it| it != id)
+    on_a_steady_machine(async || {
+        let cluster = Cluster::behind_proxies();
+        let short = || {
+            builder(&cluster)
+                .response_timeout(ms(1000))
+                .ttl(ms(4000))
+                .build()
+                .unwrap()
+        };
+        let (here, there) = (short(), short());
+        let proxy = &cluster.proxies()[cluster.home("lock:k")];
+        let home = cluster.server(cluster.home("lock:k"));
+        let lease = here.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        queued(&here, "k").await;
+        let id = listening(home).expect("who waits listens");
+        let before = proxy.accepted();
+        proxy.lose_subscribers();
+        wait_until("it is made again", BOUND, || proxy.accepted() > before).await;
+        wait_until("it listens again", BOUND, || {
+            listening(home).is_some_and(|it| it != id)
+        })
+        .await;
+        queued(&here, "k").await;
+        lease.release().await.unwrap();
+        let next = timeout(ms(1500), waiter).await.expect("by a grant");
+        next.unwrap().unwrap().release().await.unwrap();
     })
     .await;
-    queued(&here, "k").await;
-    lease.release().await.unwrap();
-    let next = timeout(ms(1500), waiter).await.expect("by a grant");
-    next.unwrap().unwrap().release().await.unwrap();
 }
 
 /// Nothing need be written there for as long as the same keys are waited for.

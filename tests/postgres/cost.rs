@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::LockRegistry;
 
-use crate::support::{PgServer, Proxy};
+use crate::support::{PgServer, Proxy, on_a_steady_machine};
 use crate::{BOUND, eventually, ms, registry};
 
 /// How often each of these was called, by the server's log of all statements.
@@ -173,70 +173,76 @@ async fn many_dead_tickets_are_cleared_by_several_calls() {
 /// A release waits for a transaction that goes on for long, and asks less and less often.
 #[tokio::test]
 async fn a_release_that_waits_for_a_transaction_asks_seldom() {
-    let server = PgServer::start();
-    let proxy = Proxy::to_port(server.port());
-    let locks = registry(&PgServer::url_at(proxy.port())).await;
-    let lease = locks.obtain("k").lease().await.unwrap();
-    let mut transaction = server.client();
-    let token = lease.token().get();
-    transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
-    let before = proxy.bytes().0;
-    let releasing = tokio::spawn(async move { lease.release().await });
-    tokio::time::sleep(ms(1500)).await;
-    // A call is some 200 bytes.
-    let sent = proxy.bytes().0 - before;
-    assert!((1..15_000).contains(&sent), "{sent}");
-    transaction.run("COMMIT");
-    let begin = Instant::now();
-    releasing.await.unwrap().unwrap();
-    assert!(begin.elapsed() < ms(1000), "it still asks often enough");
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let proxy = Proxy::to_port(server.port());
+        let locks = registry(&PgServer::url_at(proxy.port())).await;
+        let lease = locks.obtain("k").lease().await.unwrap();
+        let mut transaction = server.client();
+        let token = lease.token().get();
+        transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
+        let before = proxy.bytes().0;
+        let releasing = tokio::spawn(async move { lease.release().await });
+        tokio::time::sleep(ms(1500)).await;
+        // A call is some 200 bytes.
+        let sent = proxy.bytes().0 - before;
+        assert!((1..15_000).contains(&sent), "{sent}");
+        transaction.run("COMMIT");
+        let begin = Instant::now();
+        releasing.await.unwrap().unwrap();
+        assert!(begin.elapsed() < ms(1000), "it still asks often enough");
+    })
+    .await;
 }
 
 /// A lease ends, and a transaction that is fenced by it goes on: whoever waits asks less and less often, and writes nothing.
 #[tokio::test]
 async fn who_waits_for_a_fenced_transaction_backs_off_and_writes_nothing() {
-    let server = PgServer::builder()
-        .config("log_statement = 'all'")
-        .config("autovacuum = off")
-        .start();
-    let holder = registry(&server.url()).await;
-    let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
-    let mut transaction = server.client();
-    let token = lease.token().get();
-    transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        let waiter = registry(&server.url()).await;
-        let lock = waiter
-            .obtain("k")
-            .ttl(ms(2000))
-            .wait(Duration::from_secs(60));
-        waiting.push(tokio::spawn(async move {
-            let lease = lock.lease().await.unwrap();
-            lease.release().await.unwrap();
-            waiter
-        }));
-    }
-    lease.lost().await;
-    let lock = holder.obtain("k");
-    eventually("they wait", async || {
-        lock.inspect().await.unwrap().waiting == 3
+    on_a_steady_machine(async || {
+        let server = PgServer::builder()
+            .config("log_statement = 'all'")
+            .config("autovacuum = off")
+            .start();
+        let holder = registry(&server.url()).await;
+        let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
+        let mut transaction = server.client();
+        let token = lease.token().get();
+        transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
+        let mut waiting = Vec::new();
+        for _ in 0..3 {
+            let waiter = registry(&server.url()).await;
+            let lock = waiter
+                .obtain("k")
+                .ttl(ms(2000))
+                .wait(Duration::from_secs(60));
+            waiting.push(tokio::spawn(async move {
+                let lease = lock.lease().await.unwrap();
+                lease.release().await.unwrap();
+                waiter
+            }));
+        }
+        lease.lost().await;
+        let lock = holder.obtain("k");
+        eventually("they wait", async || {
+            lock.inspect().await.unwrap().waiting == 3
+        })
+        .await;
+        // The end of the lease is written, and a waiter whose connection was too slow enters again. Not each call
+        // writes. Three waiters, and the release. After every 50 ms, by each, it would be two hundred.
+        let mut seen = Vec::new();
+        while !matches!(seen.last(), Some((4..100, 0))) {
+            assert!(seen.len() < 10, "calls and writes in 3 s: {seen:?}");
+            let before = (calls(&server, ["ops_1"]).await[0], writes(&server));
+            tokio::time::sleep(ms(3000)).await;
+            let asked = calls(&server, ["ops_1"]).await[0] - before.0;
+            seen.push((asked, writes(&server) - before.1));
+        }
+        transaction.run("COMMIT");
+        for waiting in waiting {
+            drop(tokio::time::timeout(BOUND, waiting).await.unwrap().unwrap());
+        }
     })
     .await;
-    // The end of the lease is written, and a waiter whose connection was too slow enters again. Not each call writes.
-    // Three waiters, and the release. After every 50 ms, by each, it would be two hundred.
-    let mut seen = Vec::new();
-    while !matches!(seen.last(), Some((4..100, 0))) {
-        assert!(seen.len() < 10, "calls and writes in 3 s: {seen:?}");
-        let before = (calls(&server, ["ops_1"]).await[0], writes(&server));
-        tokio::time::sleep(ms(3000)).await;
-        let asked = calls(&server, ["ops_1"]).await[0] - before.0;
-        seen.push((asked, writes(&server) - before.1));
-    }
-    transaction.run("COMMIT");
-    for waiting in waiting {
-        drop(tokio::time::timeout(BOUND, waiting).await.unwrap().unwrap());
-    }
 }
 
 /// An op that changes nothing writes nothing, not even a lock on a row: it has no transaction of its own to be numbered, and

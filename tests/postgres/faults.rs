@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockstream::store::PostgresStore;
 use lockstream::{LockError, LockRegistry, Renewal};
 
-use crate::support::{PgBouncer, PgServer, Proxy, Way};
+use crate::support::{PgBouncer, PgServer, Proxy, Way, on_a_steady_machine};
 use crate::{BOUND, builder, eventually, ms, registry, told};
 
 /// One holds, and another waits.
@@ -103,25 +103,28 @@ async fn stopped_for_a_moment() {
 /// For longer than a call may take: the connection is given up, and its server process ended.
 #[tokio::test]
 async fn stopped_for_longer_than_the_response_time_out() {
-    let server = PgServer::start();
-    let locks = registry(&server.url()).await;
-    let fast = builder(PostgresStore::connect(server.url()).await.unwrap())
-        .response_timeout(ms(300))
-        .build()
-        .unwrap();
-    fast.obtain("k").inspect().await.unwrap();
-    server.stop();
-    let begin = Instant::now();
-    let error = fast.obtain("k").acquire_once().await.unwrap_err();
-    assert!(
-        told(&error).contains("answer") && begin.elapsed() < ms(2000),
-        "{error:?}"
-    );
-    server.cont();
-    // The call that was given up has won the lock for nobody (O5, O6).
-    let lock = locks.obtain("k");
-    let lease = lock.lease_within(BOUND).await.unwrap();
-    lease.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let locks = registry(&server.url()).await;
+        let fast = builder(PostgresStore::connect(server.url()).await.unwrap())
+            .response_timeout(ms(300))
+            .build()
+            .unwrap();
+        fast.obtain("k").inspect().await.unwrap();
+        server.stop();
+        let begin = Instant::now();
+        let error = fast.obtain("k").acquire_once().await.unwrap_err();
+        assert!(
+            told(&error).contains("answer") && begin.elapsed() < ms(2000),
+            "{error:?}"
+        );
+        server.cont();
+        // The call that was given up has won the lock for nobody (O5, O6).
+        let lock = locks.obtain("k");
+        let lease = lock.lease_within(BOUND).await.unwrap();
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -560,23 +563,26 @@ async fn a_cancelled_wait_for_a_synchronous_standby_is_no_answer() {
 /// After calls that took long, renewals are not held to be too late for ever.
 #[tokio::test]
 async fn renewals_are_sent_again_after_a_stall() {
-    let server = PgServer::start();
-    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
-        .response_timeout(BOUND)
-        .build()
-        .unwrap();
-    locks.obtain("k").inspect().await.unwrap();
-    let lock = locks.obtain("other");
-    server.stop();
-    let asking = tokio::spawn(async move { lock.acquire_once().await });
-    tokio::time::sleep(ms(4000)).await;
-    server.cont();
-    asking.await.unwrap().unwrap();
-    let lock = locks.obtain("k").ttl(ms(500)).renewal(Renewal::watchdog());
-    let lease = lock.lease().await.unwrap();
-    tokio::time::sleep(ms(1500)).await;
-    assert!(lease.is_valid());
-    lease.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+            .response_timeout(BOUND)
+            .build()
+            .unwrap();
+        locks.obtain("k").inspect().await.unwrap();
+        let lock = locks.obtain("other");
+        server.stop();
+        let asking = tokio::spawn(async move { lock.acquire_once().await });
+        tokio::time::sleep(ms(4000)).await;
+        server.cont();
+        asking.await.unwrap().unwrap();
+        let lock = locks.obtain("k").ttl(ms(500)).renewal(Renewal::watchdog());
+        let lease = lock.lease().await.unwrap();
+        tokio::time::sleep(ms(1500)).await;
+        assert!(lease.is_valid());
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 /// A registry whose machine is gone holds its line until the server knows it. Until then each of its turns costs a ttl.

@@ -8,7 +8,7 @@ use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 
-use crate::support::PgServer;
+use crate::support::{PgServer, on_a_steady_machine};
 use crate::{BOUND, client, eventually, ms, registry};
 
 /// A server with a table of accounts, and two processes.
@@ -90,24 +90,27 @@ async fn a_token_fences_by_its_own_lease_alone() {
 /// The lease is over, and the transaction goes on: nobody gets the lock before its end.
 #[tokio::test]
 async fn a_lease_that_runs_out_in_a_transaction_is_not_given_away() {
-    let (server, one, other) = shop().await;
-    let mut client = client(&server.url()).await;
-    let lease = one.obtain("account:1").ttl(ms(1500)).lease().await.unwrap();
-    let transaction = client.transaction().await.unwrap();
-    lease.view().fence(&transaction).await.unwrap();
-    transaction.execute(SPEND, &[]).await.unwrap();
-    lease.lost().await;
-    let lock = other.obtain("account:1");
-    assert!(!lock.acquire_once().await.unwrap(), "not even now");
-    let waiting =
-        tokio::spawn(async move { lock.lease_within(BOUND).await.map(|_| Instant::now()) });
-    tokio::time::sleep(ms(500)).await;
-    let ending = Instant::now();
-    assert!(!waiting.is_finished());
-    transaction.commit().await.unwrap();
-    let got = waiting.await.unwrap().unwrap();
-    assert!(got >= ending, "before the end of the transaction");
-    assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+    on_a_steady_machine(async || {
+        let (server, one, other) = shop().await;
+        let mut client = client(&server.url()).await;
+        let lease = one.obtain("account:1").ttl(ms(1500)).lease().await.unwrap();
+        let transaction = client.transaction().await.unwrap();
+        lease.view().fence(&transaction).await.unwrap();
+        transaction.execute(SPEND, &[]).await.unwrap();
+        lease.lost().await;
+        let lock = other.obtain("account:1");
+        assert!(!lock.acquire_once().await.unwrap(), "not even now");
+        let waiting =
+            tokio::spawn(async move { lock.lease_within(BOUND).await.map(|_| Instant::now()) });
+        tokio::time::sleep(ms(500)).await;
+        let ending = Instant::now();
+        assert!(!waiting.is_finished());
+        transaction.commit().await.unwrap();
+        let got = waiting.await.unwrap().unwrap();
+        assert!(got >= ending, "before the end of the transaction");
+        assert_eq!(server.one::<i64>("SELECT balance FROM account"), 70);
+    })
+    .await;
 }
 
 /// The end of a lease whose key is kept waits for nothing: the key is nobody's. Its time may be over before the transaction
@@ -325,17 +328,20 @@ async fn callers_of_one_registry_that_fence_have_tenures_of_their_own() {
 
 #[tokio::test]
 async fn a_fence_in_a_savepoint_ends_with_it() {
-    let (server, one, other) = shop().await;
-    let mut sql = server.client();
-    let lease = one.obtain("account:1").ttl(ms(1500)).lease().await.unwrap();
-    let token = lease.token().get();
-    sql.run(&format!(
-        "BEGIN; SAVEPOINT s; SELECT lockstream.fence('account:1', {token}); ROLLBACK TO s"
-    ));
-    lease.lost().await;
-    let next = other.obtain("account:1").lease_within(BOUND).await;
-    drop(next.expect("nothing is fenced any more"));
-    sql.run("COMMIT");
+    on_a_steady_machine(async || {
+        let (server, one, other) = shop().await;
+        let mut sql = server.client();
+        let lease = one.obtain("account:1").ttl(ms(1500)).lease().await.unwrap();
+        let token = lease.token().get();
+        sql.run(&format!(
+            "BEGIN; SAVEPOINT s; SELECT lockstream.fence('account:1', {token}); ROLLBACK TO s"
+        ));
+        lease.lost().await;
+        let next = other.obtain("account:1").lease_within(BOUND).await;
+        drop(next.expect("nothing is fenced any more"));
+        sql.run("COMMIT");
+    })
+    .await;
 }
 
 /// On a store without transactions, and in another database.
@@ -643,54 +649,58 @@ async fn a_lock_that_is_kept_for_others_is_not_fenced_by_its_last_token() {
 /// since is not over.
 #[tokio::test]
 async fn an_older_snapshot_does_not_make_a_lease_seem_over() {
-    let server = PgServer::start();
-    let one = registry(&server.url()).await;
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        for is_shared in [false, true] {
-            for (is_taken_since, is_new) in [(false, false), (true, false), (true, true)] {
-                server.run("TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard");
-                let lock = match is_shared {
-                    true => one.obtain("k").permits(1),
-                    false => one.obtain("k"),
-                };
-                if !is_new {
-                    lock.lease().await.unwrap().release().await.unwrap();
-                }
-                let mut sql = server.client();
-                let begin = format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM lockstream.lock");
-                let lease;
-                if is_taken_since {
-                    sql.run(&begin);
-                    lease = lock.lease().await.unwrap();
-                } else {
-                    lease = lock.ttl(ms(1000)).lease().await.unwrap();
-                    sql.run(&begin);
-                    let ends: i64 = sql.one(
-                        "SELECT greatest((SELECT max(expires_at) FROM lockstream.lock), \
-                         (SELECT max(expires_at) FROM lockstream.holder))",
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let one = registry(&server.url()).await;
+        for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+            for is_shared in [false, true] {
+                for (is_taken_since, is_new) in [(false, false), (true, false), (true, true)] {
+                    server.run("TRUNCATE lockstream.lock, lockstream.holder, lockstream.guard");
+                    let lock = match is_shared {
+                        true => one.obtain("k").permits(1),
+                        false => one.obtain("k"),
+                    };
+                    if !is_new {
+                        lock.lease().await.unwrap().release().await.unwrap();
+                    }
+                    let mut sql = server.client();
+                    let begin =
+                        format!("BEGIN ISOLATION LEVEL {level}; SELECT 1 FROM lockstream.lock");
+                    let lease;
+                    if is_taken_since {
+                        sql.run(&begin);
+                        lease = lock.lease().await.unwrap();
+                    } else {
+                        lease = lock.ttl(ms(1000)).lease().await.unwrap();
+                        sql.run(&begin);
+                        let ends: i64 = sql.one(
+                            "SELECT greatest((SELECT max(expires_at) FROM lockstream.lock), \
+                             (SELECT max(expires_at) FROM lockstream.holder))",
+                        );
+                        lease.extend(BOUND).await.unwrap();
+                        let is_over = format!("SELECT lockstream.now_1() > {ends}");
+                        eventually("what the snapshot sees is over", async || {
+                            server.one::<bool>(&is_over)
+                        })
+                        .await;
+                    }
+                    let fence = format!("SELECT lockstream.fence('k', {})", lease.token().get());
+                    let error = sql.try_run(&fence).unwrap_err();
+                    assert_eq!(
+                        error.code().unwrap().code(),
+                        "40001",
+                        "{level}, shared: {is_shared}, taken since: {is_taken_since}, new: {is_new}"
                     );
-                    lease.extend(BOUND).await.unwrap();
-                    let is_over = format!("SELECT lockstream.now_1() > {ends}");
-                    eventually("what the snapshot sees is over", async || {
-                        server.one::<bool>(&is_over)
-                    })
-                    .await;
+                    sql.run(&format!("ROLLBACK; {begin}; {fence}; COMMIT"));
+                    lease.release().await.unwrap();
+                    sql.run(&begin);
+                    let error = sql.try_run(&fence).unwrap_err();
+                    assert_eq!(error.code().unwrap().code(), "LS001", "one that is over is");
                 }
-                let fence = format!("SELECT lockstream.fence('k', {})", lease.token().get());
-                let error = sql.try_run(&fence).unwrap_err();
-                assert_eq!(
-                    error.code().unwrap().code(),
-                    "40001",
-                    "{level}, shared: {is_shared}, taken since: {is_taken_since}, new: {is_new}"
-                );
-                sql.run(&format!("ROLLBACK; {begin}; {fence}; COMMIT"));
-                lease.release().await.unwrap();
-                sql.run(&begin);
-                let error = sql.try_run(&fence).unwrap_err();
-                assert_eq!(error.code().unwrap().code(), "LS001", "one that is over is");
             }
         }
-    }
+    })
+    .await;
 }
 
 /// A transaction that is prepared for two-phase commit is no session's any more, and outlives the server's process.

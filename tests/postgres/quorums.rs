@@ -7,7 +7,7 @@ use lockstream::store::{LockStore, PostgresStore, QuorumStore};
 use lockstream::{LockRegistry, LockRegistryBuilder, Repeat};
 use tokio::time::timeout;
 
-use crate::support::{PgServer, chain};
+use crate::support::{PgServer, chain, on_a_steady_machine};
 use crate::{BOUND, eventually, ms};
 
 /// Nobody asks by itself while a test looks.
@@ -123,16 +123,19 @@ async fn a_quorum_of_postgres_and_redis() {
 /// A database that was lost, and made again, does not know who has its vote.
 #[tokio::test]
 async fn a_schema_that_was_made_again_has_no_vote_yet() {
-    let servers = servers();
-    let registry = || {
-        let store = QuorumStore::new(servers.iter().map(node)).unwrap();
-        let store = store.quarantine(Duration::from_secs(60));
-        LockRegistry::builder(store).build().unwrap()
-    };
-    assert!(registry().obtain("k").acquire_once().await.unwrap());
-    for server in &servers[1..] {
-        server.run("DROP SCHEMA lockstream CASCADE");
-    }
-    let error = registry().obtain("other").acquire_once().await.unwrap_err();
-    assert!(chain(&error).contains("node restarted"), "{error:?}");
+    on_a_steady_machine(async || {
+        let servers = servers();
+        let registry = || {
+            let store = QuorumStore::new(servers.iter().map(node)).unwrap();
+            let store = store.quarantine(Duration::from_secs(60));
+            LockRegistry::builder(store).build().unwrap()
+        };
+        assert!(registry().obtain("k").acquire_once().await.unwrap());
+        for server in &servers[1..] {
+            server.run("DROP SCHEMA lockstream CASCADE");
+        }
+        let error = registry().obtain("other").acquire_once().await.unwrap_err();
+        assert!(chain(&error).contains("node restarted"), "{error:?}");
+    })
+    .await;
 }

@@ -3,7 +3,9 @@ use lockstream::{Lease, LockError, LockRegistry};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::support::{FAIL_OVER, RedisServer, Sentinel, Watched, chain, wait_until};
+use crate::support::{
+    FAIL_OVER, RedisServer, Sentinel, Watched, chain, on_a_steady_machine, wait_until,
+};
 use crate::{BOUND, LONG, ms, registry};
 
 const QUEUE: &str = "{lock:k}:~queue2";
@@ -212,40 +214,43 @@ async fn a_fail_over_while_one_sentinel_is_silent() {
 /// whoever is not is told by whom it was not told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_sentinels_are_silent_and_the_primary_stays() {
-    let watched = Watched::start();
-    let scene = Scene::set(&watched).await;
-    let primary = watched.primary_index();
-    let primary = &watched.servers[primary];
-    let url = watched.url();
-    watched.sentinels.iter().for_each(Sentinel::stop);
-    let others = LockRegistry::builder(RedisStore::connect_lazy(&*url).unwrap())
-        .response_timeout(ms(200))
-        .build()
-        .unwrap();
-    let told = others.obtain("k").lease_within(ms(1_500)).await;
-    let told = chain(&told.unwrap_err());
-    assert!(
-        told.contains("primary of service \"mine\" not found"),
-        "{told}"
-    );
-    for sentinel in &watched.sentinels {
-        assert!(told.contains(&sentinel.port().to_string()), "{told}");
-    }
-    // Longer than it takes to see that they are silent.
-    let connected = primary.clients().len();
-    let asking = tokio::time::Instant::now();
-    while asking.elapsed() < ms(3_000) {
-        scene.holding.obtain("k").inspect().await.unwrap();
-        tokio::time::sleep(ms(100)).await;
-    }
-    assert!(primary.clients().len() <= connected, "nobody connects anew");
-    let released = timeout(BOUND, scene.lease.release()).await;
-    released.expect("a release ends").unwrap();
-    let next = timeout(BOUND, scene.waiter).await.expect("it is served");
-    next.unwrap().unwrap().release().await.unwrap();
-    watched.sentinels.iter().for_each(Sentinel::cont);
-    let lease = others.obtain("k").lease().await.unwrap();
-    lease.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let watched = Watched::start();
+        let scene = Scene::set(&watched).await;
+        let primary = watched.primary_index();
+        let primary = &watched.servers[primary];
+        let url = watched.url();
+        watched.sentinels.iter().for_each(Sentinel::stop);
+        let others = LockRegistry::builder(RedisStore::connect_lazy(&*url).unwrap())
+            .response_timeout(ms(200))
+            .build()
+            .unwrap();
+        let told = others.obtain("k").lease_within(ms(1_500)).await;
+        let told = chain(&told.unwrap_err());
+        assert!(
+            told.contains("primary of service \"mine\" not found"),
+            "{told}"
+        );
+        for sentinel in &watched.sentinels {
+            assert!(told.contains(&sentinel.port().to_string()), "{told}");
+        }
+        // Longer than it takes to see that they are silent.
+        let connected = primary.clients().len();
+        let asking = tokio::time::Instant::now();
+        while asking.elapsed() < ms(3_000) {
+            scene.holding.obtain("k").inspect().await.unwrap();
+            tokio::time::sleep(ms(100)).await;
+        }
+        assert!(primary.clients().len() <= connected, "nobody connects anew");
+        let released = timeout(BOUND, scene.lease.release()).await;
+        released.expect("a release ends").unwrap();
+        let next = timeout(BOUND, scene.waiter).await.expect("it is served");
+        next.unwrap().unwrap().release().await.unwrap();
+        watched.sentinels.iter().for_each(Sentinel::cont);
+        let lease = others.obtain("k").lease().await.unwrap();
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 /// What several hold is held at the new primary, and those who wait behind them are served there.
