@@ -4,31 +4,34 @@ use std::time::{Duration, Instant};
 
 use super::fake::{Fake, HANG_UP, NOW, Request, push};
 use super::registry::{BOUND, Registry, Settings, attempt, refused, unknown, unsent, won};
-use super::support::{Proxy, RedisServer, Way, wait_until};
+use super::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
 use crate::store::contract::{Answer, OpError, StoreEvent};
 
 #[tokio::test]
 async fn o4_a_server_that_does_not_answer_is_given_up() {
-    let server = RedisServer::start();
-    let timeout = Duration::from_millis(300);
-    let mut one = Settings::new(&server, "a1")
-        .response_timeout(timeout)
-        .up()
-        .await;
-    server.stop();
-    let began = Instant::now();
-    let error = unknown(one.ask("k", attempt(1)).await);
-    assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
-    assert!(
-        error.to_string().contains("did not answer within 300ms"),
-        "{error}"
-    );
-    one.down().await;
-    // The kernel still takes connections for it.
-    assert!(unsent(one.ask("k", attempt(2)).await).is_retryable());
-    server.cont();
-    assert!(one.up().await);
-    won(&one.outcome("other", attempt(3)).await);
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let timeout = Duration::from_millis(300);
+        let mut one = Settings::new(&server, "a1")
+            .response_timeout(timeout)
+            .up()
+            .await;
+        server.stop();
+        let began = Instant::now();
+        let error = unknown(one.ask("k", attempt(1)).await);
+        assert!(began.elapsed() >= timeout, "{:?}", began.elapsed());
+        assert!(
+            error.to_string().contains("did not answer within 300ms"),
+            "{error}"
+        );
+        one.down().await;
+        // The kernel still takes connections for it.
+        assert!(unsent(one.ask("k", attempt(2)).await).is_retryable());
+        server.cont();
+        assert!(one.up().await);
+        won(&one.outcome("other", attempt(3)).await);
+    })
+    .await;
 }
 
 /// The first connection answers the first call wrongly, and nothing else does. The op must be

@@ -9,7 +9,7 @@ use super::registry::{
     BOUND, HELD, NOT_HELD, Registry, Settings, TTL, attempt, release, renew, unknown, unsent,
     withdraw, won,
 };
-use super::support::{Proxy, RedisServer, Way, wait_until};
+use super::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
 use crate::store::contract::{Outcome, StoreEvent};
 
 /// The connection of the one registry on the server.
@@ -235,39 +235,45 @@ async fn o4_on_a_proxy_that_knows_no_third_version_there_is_no_push() {
 /// A proxy that takes the subscription, and drops what is pushed.
 #[tokio::test]
 async fn o4_pushes_that_do_not_arrive_make_no_push() {
-    let fake = Fake::start(|request| {
-        request
-            .is_probe()
-            .then(|| request.reply(super::fake::NOW, b"$1\r\n1\r\n"))
-    });
-    let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
-    let mut one = settings.open();
-    one.session().start();
-    assert!(!one.up().await);
-    won(&one.outcome("k", attempt(1)).await);
+    on_a_steady_machine(async || {
+        let fake = Fake::start(|request| {
+            request
+                .is_probe()
+                .then(|| request.reply(super::fake::NOW, b"$1\r\n1\r\n"))
+        });
+        let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
+        let mut one = settings.open();
+        one.session().start();
+        assert!(!one.up().await);
+        won(&one.outcome("k", attempt(1)).await);
+    })
+    .await;
 }
 
 /// The time of the server is that of the probe's reply, however long its push was waited for: else the first calls would
 /// come too late.
 #[tokio::test]
 async fn o5_the_wait_for_a_push_that_does_not_arrive_counts() {
-    let of_use = Arc::new(Mutex::new(None));
-    let seen = of_use.clone();
-    let fake = Fake::start(move |request| {
-        if request.is_call() {
-            seen.lock().unwrap().get_or_insert(request.of_use());
-        }
-        let probed = || request.reply(super::fake::NOW, b"$1\r\n1\r\n");
-        request.is_probe().then(probed)
-    });
-    let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
-    let mut one = settings.open();
-    one.session().start();
-    assert!(!one.up().await);
-    won(&one.outcome("k", attempt(1)).await);
-    // 300 ms in which nothing was heard, less the drift, and 300 ms for the answer.
-    let of_use = of_use.lock().unwrap().expect("a call");
-    assert!(of_use >= super::fake::NOW + 599_000, "{of_use}");
+    on_a_steady_machine(async || {
+        let of_use = Arc::new(Mutex::new(None));
+        let seen = of_use.clone();
+        let fake = Fake::start(move |request| {
+            if request.is_call() {
+                seen.lock().unwrap().get_or_insert(request.of_use());
+            }
+            let probed = || request.reply(super::fake::NOW, b"$1\r\n1\r\n");
+            request.is_probe().then(probed)
+        });
+        let settings = Settings::url(fake.url(), "a1").response_timeout(Duration::from_millis(300));
+        let mut one = settings.open();
+        one.session().start();
+        assert!(!one.up().await);
+        won(&one.outcome("k", attempt(1)).await);
+        // 300 ms in which nothing was heard, less the drift, and 300 ms for the answer.
+        let of_use = of_use.lock().unwrap().expect("a call");
+        assert!(of_use >= super::fake::NOW + 599_000, "{of_use}");
+    })
+    .await;
 }
 
 /// The old connection is still subscribed, and hears what the probe before published.

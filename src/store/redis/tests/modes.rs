@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::registry::{
     HELD, Registry, TTL, attempt, enter, refused, release, renew, withdraw, won,
 };
-use super::support::RedisServer;
+use super::support::{RedisServer, on_a_steady_machine};
 use crate::store::contract::{Mode, Op, Outcome, Owner, StoreEvent};
 
 fn reader(sequence: u64) -> Owner {
@@ -96,26 +96,29 @@ async fn m1_a_shared_lock_is_a_set_of_its_holders() {
 /// Whoever crashed needs nobody to find it: its time is over, and there is room.
 #[tokio::test]
 async fn m1_a_crashed_holder_makes_room_by_itself() {
-    let server = RedisServer::start();
-    let mut one = Registry::on(&server, "a1").await;
-    let brief = Duration::from_millis(300);
-    won(&one.outcome("k", attempts(permit(1, 1, 2), brief)).await);
-    won(&one.outcome("k", attempts(permit(2, 1, 2), TTL)).await);
-    // M5: when there may be room for the one in front.
-    let busy = one.outcome("k", enters(permit(3, 1, 2))).await;
-    let Outcome::Busy {
-        left: Some(left), ..
-    } = busy
-    else {
-        panic!("{busy:?}")
-    };
-    assert!(left <= brief, "{left:?}");
-    let busy = one.outcome("k", enters(permit(4, 2, 2))).await;
-    assert!(matches!(busy, Outcome::Busy { .. }));
-    tokio::time::sleep(brief).await;
-    won(&one.outcome("k", enters(permit(3, 1, 2))).await);
-    let members: Vec<String> = server.ask(&["ZRANGE", "lock:k", "0", "-1"]);
-    assert_eq!(members.len(), 2);
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let mut one = Registry::on(&server, "a1").await;
+        let brief = Duration::from_millis(300);
+        won(&one.outcome("k", attempts(permit(1, 1, 2), brief)).await);
+        won(&one.outcome("k", attempts(permit(2, 1, 2), TTL)).await);
+        // M5: when there may be room for the one in front.
+        let busy = one.outcome("k", enters(permit(3, 1, 2))).await;
+        let Outcome::Busy {
+            left: Some(left), ..
+        } = busy
+        else {
+            panic!("{busy:?}")
+        };
+        assert!(left <= brief, "{left:?}");
+        let busy = one.outcome("k", enters(permit(4, 2, 2))).await;
+        assert!(matches!(busy, Outcome::Busy { .. }));
+        tokio::time::sleep(brief).await;
+        won(&one.outcome("k", enters(permit(3, 1, 2))).await);
+        let members: Vec<String> = server.ask(&["ZRANGE", "lock:k", "0", "-1"]);
+        assert_eq!(members.len(), 2);
+    })
+    .await;
 }
 
 /// A permit counts what is taken under any limit; and those in front are served each by its own.

@@ -5,34 +5,37 @@ use std::time::Duration;
 
 use super::fake::{Fake, NOW, STALE, WON};
 use super::registry::{BOUND, Settings, attempt, enter, queue, unknown, won};
-use super::support::{RedisServer, wait_until};
+use super::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::store::redis::script;
 
 /// The command waited in the server's socket, whoever sent it
 /// has given it up, and no connection is left to kill.
 #[tokio::test]
 async fn o5_a_command_of_a_dead_connection_wins_for_nobody() {
-    let server = RedisServer::start();
-    let timeout = Duration::from_millis(300);
-    let mut one = Settings::new(&server, "a1")
-        .response_timeout(timeout)
-        .up()
-        .await;
-    server.set("lock:busy", "foreign");
-    // So that the server knows the script.
-    won(&one.outcome("other", attempt(9)).await);
-    server.reset_stats();
-    server.stop();
-    one.submit("k", attempt(1));
-    one.submit("busy", enter(2));
-    unknown(one.reply("k", &attempt(1)).await);
-    unknown(one.reply("busy", &enter(2)).await);
-    server.cont();
-    assert!(one.up().await);
-    // The new probe, and the call that is of no use any more.
-    wait_until("it has run", BOUND, || server.calls("evalsha") >= 2).await;
-    assert!(!server.exists("lock:k"));
-    assert_eq!(queue(&server, "lock:busy"), []);
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let timeout = Duration::from_millis(300);
+        let mut one = Settings::new(&server, "a1")
+            .response_timeout(timeout)
+            .up()
+            .await;
+        server.set("lock:busy", "foreign");
+        // So that the server knows the script.
+        won(&one.outcome("other", attempt(9)).await);
+        server.reset_stats();
+        server.stop();
+        one.submit("k", attempt(1));
+        one.submit("busy", enter(2));
+        unknown(one.reply("k", &attempt(1)).await);
+        unknown(one.reply("busy", &enter(2)).await);
+        server.cont();
+        assert!(one.up().await);
+        // The new probe, and the call that is of no use any more.
+        wait_until("it has run", BOUND, || server.calls("evalsha") >= 2).await;
+        assert!(!server.exists("lock:k"));
+        assert_eq!(queue(&server, "lock:busy"), []);
+    })
+    .await;
 }
 
 #[tokio::test]
