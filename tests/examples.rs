@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{RedisServer, wait_until_blocking};
+use support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 use tempfile::TempDir;
 
 /// Cargo builds a package's examples before its tests, and tells tests the path of neither.
@@ -312,20 +312,24 @@ fn assert_the_next_leads_within_the_ttl(output: &Output) {
 
 #[test]
 fn leaders_of_three_threads() {
-    let output = example("leader").output().unwrap();
-    assert_the_next_leads_within_the_ttl(&output);
-    assert!(text(&output.stdout).contains("3 threads"));
+    on_a_steady_machine_blocking(|| {
+        let output = example("leader").output().unwrap();
+        assert_the_next_leads_within_the_ttl(&output);
+        assert!(text(&output.stdout).contains("3 threads"));
+    });
 }
 
 #[test]
 fn leaders_of_three_processes() {
-    let server = RedisServer::start();
-    let mut command = example("leader");
-    let output = command.env("REDIS_URL", server.url()).output().unwrap();
-    assert_the_next_leads_within_the_ttl(&output);
-    assert!(text(&output.stdout).contains("3 processes"));
-    assert_eq!(server.keys("*"), [""; 0]);
-    assert_eq!(server.clients().len(), 0, "a candidate lives on");
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let mut command = example("leader");
+        let output = command.env("REDIS_URL", server.url()).output().unwrap();
+        assert_the_next_leads_within_the_ttl(&output);
+        assert!(text(&output.stdout).contains("3 processes"));
+        assert_eq!(server.keys("*"), [""; 0]);
+        assert_eq!(server.clients().len(), 0, "a candidate lives on");
+    });
 }
 
 #[test]
@@ -441,27 +445,29 @@ fn assert_a_kept_key_goes(server: &RedisServer, prefix: &str) {
 #[cfg(feature = "tokio-util")]
 #[test]
 fn tasks_with_a_token_stop_when_the_lease_is_lost() {
-    let output = example("cancel").output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let printed = text(&output.stdout);
-    assert!(printed.contains("lease on \"backup\" lost"), "{printed}");
-    let order = |line: &str| printed.find(line).unwrap_or_else(|| panic!("{printed}"));
-    assert!(order("a task has stopped") < order("somebody else has the lock"));
-    assert_eq!(
-        printed.matches("a task has stopped").count(),
-        3,
-        "{printed}"
-    );
-    for (task, late) in [
-        ("first", true),
-        ("second", true),
-        ("third", true),
-        ("careless", false),
-    ] {
-        let line = printed.lines().find(|line| line.starts_with(task));
-        let line = line.unwrap_or_else(|| panic!("no {task}: {printed}"));
-        assert_eq!(line.contains(" 0 of them"), late, "{line}");
-    }
+    on_a_steady_machine_blocking(|| {
+        let output = example("cancel").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let printed = text(&output.stdout);
+        assert!(printed.contains("lease on \"backup\" lost"), "{printed}");
+        let order = |line: &str| printed.find(line).unwrap_or_else(|| panic!("{printed}"));
+        assert!(order("a task has stopped") < order("somebody else has the lock"));
+        assert_eq!(
+            printed.matches("a task has stopped").count(),
+            3,
+            "{printed}"
+        );
+        for (task, late) in [
+            ("first", true),
+            ("second", true),
+            ("third", true),
+            ("careless", false),
+        ] {
+            let line = printed.lines().find(|line| line.starts_with(task));
+            let line = line.unwrap_or_else(|| panic!("no {task}: {printed}"));
+            assert_eq!(line.contains(" 0 of them"), late, "{line}");
+        }
+    });
 }
 
 #[test]
@@ -610,38 +616,44 @@ fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
 
 #[test]
 fn timeline_draws_a_holder_killed_in_one_process() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("timeline.svg");
-    let output = example("timeline").arg(&file).output().unwrap();
-    let picture = std::fs::read_to_string(&file).unwrap();
-    assert_shows_a_killed_holder(&output, &picture, "4 registries in one process");
+    on_a_steady_machine_blocking(|| {
+        let folder = TempDir::new().unwrap();
+        let file = folder.path().join("timeline.svg");
+        let output = example("timeline").arg(&file).output().unwrap();
+        let picture = std::fs::read_to_string(&file).unwrap();
+        assert_shows_a_killed_holder(&output, &picture, "4 registries in one process");
+    });
 }
 
 #[test]
 fn timeline_draws_a_holder_killed_among_processes() {
-    let server = RedisServer::start();
-    let folder = TempDir::new().unwrap();
-    let mut command = example("timeline");
-    command
-        .env("REDIS_URL", server.url())
-        .current_dir(folder.path());
-    let output = command.output().unwrap();
-    let picture = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
-    assert_shows_a_killed_holder(&output, &picture, "4 processes on one server");
-    assert!(server.calls("publish") > 5, "the locks were not on it");
-    assert!(!server.keys("*").iter().any(|key| key.ends_with(":~fence")));
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let folder = TempDir::new().unwrap();
+        let mut command = example("timeline");
+        command
+            .env("REDIS_URL", server.url())
+            .current_dir(folder.path());
+        let output = command.output().unwrap();
+        let picture = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();
+        assert_shows_a_killed_holder(&output, &picture, "4 processes on one server");
+        assert!(server.calls("publish") > 5, "the locks were not on it");
+        assert!(!server.keys("*").iter().any(|key| key.ends_with(":~fence")));
+    });
 }
 
 #[test]
 fn timeline_reports_errors() {
-    let output = example("timeline").arg("--frobnicate").output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("usage: "));
-    let output = example("timeline").arg("/no/such/folder.svg").output();
-    let output = output.unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let said = text(&output.stderr);
-    assert!(said.contains("/no/such/folder.svg: "), "{said}");
+    on_a_steady_machine_blocking(|| {
+        let output = example("timeline").arg("--frobnicate").output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains("usage: "));
+        let output = example("timeline").arg("/no/such/folder.svg").output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stderr);
+        assert!(said.contains("/no/such/folder.svg: "), "{said}");
+    });
 }
 
 /// The picture in the README is one that the example drew, on a server.
