@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::program::{Program, SOON, run, write_program};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const COMMAND: [&str; 2] = ["--", "true"];
 
@@ -289,21 +289,23 @@ fn who_has_waited_in_vain_leaves_the_queue() {
 /// It is not told for longer than a second that nobody waits any more.
 #[test]
 fn a_store_that_hangs_does_not_prolong_the_wait() {
-    let server = RedisServer::start();
-    let holder = Program::start(
-        &server.url(),
-        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
-    );
-    holder.expect("up");
-    let waiter = Program::start(&server.url(), ["run", "--wait", "1s", "k", "--", "true"]);
-    wait_until_blocking("it waits", SOON, || waiter.err().contains("waiting"));
-    server.stop();
-    let begin = Instant::now();
-    let done = waiter.end();
-    let took = begin.elapsed();
-    server.cont();
-    assert_eq!(done.code, Some(75), "{}", done.err);
-    assert!(took < Duration::from_millis(2_800), "{took:?}");
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let holder = Program::start(
+            &server.url(),
+            ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+        );
+        holder.expect("up");
+        let waiter = Program::start(&server.url(), ["run", "--wait", "1s", "k", "--", "true"]);
+        wait_until_blocking("it waits", SOON, || waiter.err().contains("waiting"));
+        server.stop();
+        let begin = Instant::now();
+        let done = waiter.end();
+        let took = begin.elapsed();
+        server.cont();
+        assert_eq!(done.code, Some(75), "{}", done.err);
+        assert!(took < Duration::from_millis(2_800), "{took:?}");
+    });
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{Program, SOON, run, until_gone};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "1s", "k", "--", "sh"];
 
@@ -115,22 +115,24 @@ fn signals_for_the_group_leave_the_guardian_alone() {
 /// A renewal moves the deadline of the guardian, too: the command outlives many ttls.
 #[test]
 fn a_renewed_command_is_left_alone() {
-    let server = RedisServer::start();
-    let arguments = [
-        "run",
-        "--ttl",
-        "1500ms",
-        "--kill-after",
-        "300ms",
-        "k",
-        "--",
-        "sleep",
-        "5",
-    ];
-    let begin = Instant::now();
-    let done = run(&server.url(), arguments);
-    assert_eq!(done.code, Some(0), "{}", done.err);
-    assert!(begin.elapsed() >= Duration::from_secs(5));
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let arguments = [
+            "run",
+            "--ttl",
+            "1500ms",
+            "--kill-after",
+            "300ms",
+            "k",
+            "--",
+            "sleep",
+            "5",
+        ];
+        let begin = Instant::now();
+        let done = run(&server.url(), arguments);
+        assert_eq!(done.code, Some(0), "{}", done.err);
+        assert!(begin.elapsed() >= Duration::from_secs(5));
+    });
 }
 
 /// The guardian is ended by somebody. We notice the loss of the lease by ourselves.
@@ -276,32 +278,34 @@ fn a_guardian_that_is_stopped_holds_up_nothing() {
 /// Deadlines pile up while the guardian is stopped. When it goes on, only the newest of them counts.
 #[test]
 fn a_guardian_that_was_stopped_spares_a_renewed_command() {
-    let server = RedisServer::start();
-    let folder = tempfile::tempdir().unwrap();
-    let flag = folder.path().join("flag");
-    let script = format!("{}; exit 5", until_there(&flag));
-    let arguments = [
-        "run",
-        "--json",
-        "--ttl",
-        "1s",
-        "--kill-after",
-        "0",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ];
-    let program = Program::start(&server.url(), arguments);
-    let guardian = group_of(program.number("shell"));
-    kill_process(guardian, Signal::STOP).unwrap();
-    wait_until_blocking("it is renewed more often than a read tells", SOON, || {
-        program.err().matches("\"renewed\"").count() >= 42
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let folder = tempfile::tempdir().unwrap();
+        let flag = folder.path().join("flag");
+        let script = format!("{}; exit 5", until_there(&flag));
+        let arguments = [
+            "run",
+            "--json",
+            "--ttl",
+            "1s",
+            "--kill-after",
+            "0",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
+        let program = Program::start(&server.url(), arguments);
+        let guardian = group_of(program.number("shell"));
+        kill_process(guardian, Signal::STOP).unwrap();
+        wait_until_blocking("it is renewed more often than a read tells", SOON, || {
+            program.err().matches("\"renewed\"").count() >= 42
+        });
+        kill_process(guardian, Signal::CONT).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        std::fs::write(&flag, "").unwrap();
+        let done = program.end();
+        assert_eq!(done.code, Some(5), "{}", done.err);
     });
-    kill_process(guardian, Signal::CONT).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    std::fs::write(&flag, "").unwrap();
-    let done = program.end();
-    assert_eq!(done.code, Some(5), "{}", done.err);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::program::{Program, SOON};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 /// Writes the time of each beat, whatever it is asked.
 fn stubborn(beats: &std::path::Path) -> String {
@@ -174,37 +174,39 @@ fn a_loss_that_the_release_finds_is_one() {
 
 #[test]
 fn a_command_may_run_on_without_its_lease() {
-    let server = RedisServer::start();
-    let script =
-        "trap 'echo termed' TERM; echo up; while [ -e \"$0\" ]; do sleep 0.01; done; exit 4";
-    let folder = tempfile::tempdir().unwrap();
-    let flag = folder.path().join("flag");
-    std::fs::write(&flag, "").unwrap();
-    let path = flag.to_str().unwrap();
-    let arguments = [
-        "run",
-        "--ttl",
-        "600ms",
-        "--kill-after",
-        "100ms",
-        "--on-lost",
-        "run-on",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        script,
-        path,
-    ];
-    let program = Program::start(&server.url(), arguments);
-    program.expect("up");
-    assert!(server.del("lock:k"));
-    program.expect_said("lost");
-    // Longer than a ttl, which would be long enough to be stopped.
-    std::thread::sleep(Duration::from_secs(1));
-    std::fs::remove_file(&flag).unwrap();
-    let done = program.end();
-    assert_eq!((done.code, &*done.out), (Some(4), "up\n"), "{}", done.err);
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let script =
+            "trap 'echo termed' TERM; echo up; while [ -e \"$0\" ]; do sleep 0.01; done; exit 4";
+        let folder = tempfile::tempdir().unwrap();
+        let flag = folder.path().join("flag");
+        std::fs::write(&flag, "").unwrap();
+        let path = flag.to_str().unwrap();
+        let arguments = [
+            "run",
+            "--ttl",
+            "600ms",
+            "--kill-after",
+            "100ms",
+            "--on-lost",
+            "run-on",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            script,
+            path,
+        ];
+        let program = Program::start(&server.url(), arguments);
+        program.expect("up");
+        assert!(server.del("lock:k"));
+        program.expect_said("lost");
+        // Longer than a ttl, which would be long enough to be stopped.
+        std::thread::sleep(Duration::from_secs(1));
+        std::fs::remove_file(&flag).unwrap();
+        let done = program.end();
+        assert_eq!((done.code, &*done.out), (Some(4), "up\n"), "{}", done.err);
+    });
 }
 
 /// Whoever stops the command by hand does not stop the clock.
