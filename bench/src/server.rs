@@ -9,9 +9,10 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use redis::{Connection, FromRedisValue};
+use redis::{Connection, FromRedisValue, Value};
 use tempfile::TempDir;
 
 use crate::libs::{Outcome, told};
@@ -150,10 +151,15 @@ impl Server {
         for word in words {
             command.arg(*word);
         }
-        let reply = command.query(&mut connection);
+        let (connection, reply) = in_time(move || {
+            let reply = command.query::<Value>(&mut connection);
+            Ok((connection, reply))
+        })
+        .map_err(told(&words.join(" ")))?;
         // After an error a late reply may still be under way, for the next command to take as its own.
         self.connection = reply.is_ok().then_some(connection);
-        reply.map_err(told(&words.join(" ")))
+        let reply = reply.map_err(told(&words.join(" ")))?;
+        redis::from_redis_value(reply).map_err(told(&words.join(" ")))
     }
 
     /// [`ask`](Self::ask) where nothing but an error tells something.
@@ -232,16 +238,13 @@ impl Drop for Keeper {
 /// A connection to the server with that pid, and to no other that may listen on the port.
 fn connect(url: &str, pid: &str) -> Outcome<Connection> {
     let client = redis::Client::open(url).map_err(told("open"))?;
-    let mut connection = client
-        .get_connection_with_timeout(PATIENCE)
-        .map_err(told("connect"))?;
-    let patience = Some(PATIENCE);
-    connection
-        .set_read_timeout(patience)
-        .map_err(told("set a time-out"))?;
-    let info: String = redis::cmd("INFO")
-        .query(&mut connection)
-        .map_err(told("INFO"))?;
+    let (connection, info) = in_time(move || {
+        let mut connection = client.get_connection().map_err(told("connect"))?;
+        let info: String = redis::cmd("INFO")
+            .query(&mut connection)
+            .map_err(told("INFO"))?;
+        Ok((connection, info))
+    })?;
     match field(&info, "process_id") {
         Some(found) if found == pid && field(&info, "loading") == Some("1") => {
             Err("it loads its data".to_owned())
@@ -249,6 +252,17 @@ fn connect(url: &str, pid: &str) -> Outcome<Connection> {
         Some(found) if found == pid => Ok(connection),
         _ => Err(format!("another server than ours is on {url}")),
     }
+}
+
+/// Does work that blocks on a thread of its own, which is left behind if the server does not answer in time.
+///
+/// A socket's own time-out would not do: a read that has one is not begun again by the kernel when the process was
+/// stopped for a moment, and errs.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Outcome<T> {
+    let (done, is_done) = mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    let answer = is_done.recv_timeout(PATIENCE);
+    answer.unwrap_or_else(|_| Err(format!("no answer within {PATIENCE:?}")))
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
