@@ -419,18 +419,22 @@ fn assert_at_most_once_a_period(output: &Output) {
 
 #[test]
 fn cron_on_a_memory_store() {
-    let output = example("cron").output().unwrap();
-    assert_at_most_once_a_period(&output);
-    assert!(text(&output.stdout).contains("on a memory store"));
+    on_a_steady_machine_blocking(|| {
+        let output = example("cron").output().unwrap();
+        assert_at_most_once_a_period(&output);
+        assert!(text(&output.stdout).contains("on a memory store"));
+    });
 }
 
 #[test]
 fn cron_on_a_server() {
-    let server = RedisServer::start();
-    let mut command = example("cron");
-    let output = command.env("REDIS_URL", server.url()).output();
-    assert_at_most_once_a_period(&output.unwrap());
-    assert_a_kept_key_goes(&server, "cron");
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let mut command = example("cron");
+        let output = command.env("REDIS_URL", server.url()).output();
+        assert_at_most_once_a_period(&output.unwrap());
+        assert_a_kept_key_goes(&server, "cron");
+    });
 }
 
 /// The last run's key outlives the programs, and nothing else does.
@@ -496,16 +500,20 @@ fn assert_one_instance_does_it(output: &Output) {
 
 #[test]
 fn the_scheduler_on_a_memory_store() {
-    assert_one_instance_does_it(&example("scheduler").output().unwrap());
+    on_a_steady_machine_blocking(|| {
+        assert_one_instance_does_it(&example("scheduler").output().unwrap());
+    });
 }
 
 #[test]
 fn the_scheduler_on_a_server() {
-    let server = RedisServer::start();
-    let mut command = example("scheduler");
-    let output = command.env("REDIS_URL", server.url()).output();
-    assert_one_instance_does_it(&output.unwrap());
-    assert_a_kept_key_goes(&server, "lock");
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let mut command = example("scheduler");
+        let output = command.env("REDIS_URL", server.url()).output();
+        assert_one_instance_does_it(&output.unwrap());
+        assert_a_kept_key_goes(&server, "lock");
+    });
 }
 
 #[test]
