@@ -6,7 +6,7 @@ use lockstream::store::PostgresStore;
 use lockstream::{LockError, LockRegistry, Renewal};
 
 use crate::faults::Pair;
-use crate::support::PgServer;
+use crate::support::{PgServer, on_a_steady_machine};
 use crate::{BOUND, builder, eventually, ms, registry, told};
 
 const TABLES: [&str; 8] = [
@@ -66,66 +66,69 @@ async fn all_tables_are_emptied_between_two_tests() {
 /// Each table by itself: what is lost is told, what is not goes on, and whoever waits is served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_single_table_is_emptied_while_locks_are_held_and_waited_for() {
-    let server = PgServer::start();
-    let empty = async |table: &str| {
-        let schema = format!("of_{table}");
-        let registry = async || -> LockRegistry {
-            let store = PostgresStore::builder(server.url()).schema(&schema);
-            builder(store.connect().await.unwrap()).build().unwrap()
-        };
-        let (one, other) = (registry().await, registry().await);
-        let ttl = Duration::from_secs(4);
-        let modes = [
-            |locks: &LockRegistry| locks.obtain("k"),
-            |locks: &LockRegistry| locks.obtain("p").permits(1),
-            |locks: &LockRegistry| locks.obtain("r").shared(),
-        ];
-        let mut held = Vec::new();
-        for mode in modes {
-            let lock = mode(&one).ttl(ttl).renewal(Renewal::watchdog());
-            let lease = lock.lease().await.unwrap();
-            // A reader that would fit does not wait.
-            let lock = match lease.key() {
-                "r" => other.obtain("r"),
-                _ => mode(&other),
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let empty = async |table: &str| {
+            let schema = format!("of_{table}");
+            let registry = async || -> LockRegistry {
+                let store = PostgresStore::builder(server.url()).schema(&schema);
+                builder(store.connect().await.unwrap()).build().unwrap()
             };
-            let waiting =
-                tokio::spawn(async move { lock.lease_within(Duration::from_secs(30)).await });
-            held.push((lease, waiting));
-        }
-        let waiting = format!("SELECT count(*) FROM {schema}.ticket");
-        eventually("they wait", async || server.one::<i64>(&waiting) == 3).await;
-        server.run(&format!("TRUNCATE {schema}.{table}"));
-        for (lease, waiting) in held {
-            let (key, token) = (lease.key().to_owned(), lease.token());
-            let is_lost = match table {
-                "lock" => key == "k",
-                "holder" => key != "k",
-                _ => false,
-            };
-            let released = lease.release().await;
-            assert_eq!(released.is_err(), is_lost, "{table} {key}: {released:?}");
-            let next = waiting.await.unwrap();
-            let next = next.unwrap_or_else(|error| panic!("{table} {key}: {error:?}"));
-            assert!(next.token() > token, "{table} {key}");
-            let fence = format!("SELECT {schema}.fence('{key}', {})", next.token().get());
-            if table != "guard" {
-                server.run(&fence);
+            let (one, other) = (registry().await, registry().await);
+            let ttl = Duration::from_secs(4);
+            let modes = [
+                |locks: &LockRegistry| locks.obtain("k"),
+                |locks: &LockRegistry| locks.obtain("p").permits(1),
+                |locks: &LockRegistry| locks.obtain("r").shared(),
+            ];
+            let mut held = Vec::new();
+            for mode in modes {
+                let lock = mode(&one).ttl(ttl).renewal(Renewal::watchdog());
+                let lease = lock.lease().await.unwrap();
+                // A reader that would fit does not wait.
+                let lock = match lease.key() {
+                    "r" => other.obtain("r"),
+                    _ => mode(&other),
+                };
+                let waiting =
+                    tokio::spawn(async move { lock.lease_within(Duration::from_secs(30)).await });
+                held.push((lease, waiting));
             }
+            let waiting = format!("SELECT count(*) FROM {schema}.ticket");
+            eventually("they wait", async || server.one::<i64>(&waiting) == 3).await;
+            server.run(&format!("TRUNCATE {schema}.{table}"));
+            for (lease, waiting) in held {
+                let (key, token) = (lease.key().to_owned(), lease.token());
+                let is_lost = match table {
+                    "lock" => key == "k",
+                    "holder" => key != "k",
+                    _ => false,
+                };
+                let released = lease.release().await;
+                assert_eq!(released.is_err(), is_lost, "{table} {key}: {released:?}");
+                let next = waiting.await.unwrap();
+                let next = next.unwrap_or_else(|error| panic!("{table} {key}: {error:?}"));
+                assert!(next.token() > token, "{table} {key}");
+                let fence = format!("SELECT {schema}.fence('{key}', {})", next.token().get());
+                if table != "guard" {
+                    server.run(&fence);
+                }
+                next.release().await.unwrap();
+            }
+            // From the next tenure on a lock whose guard was deleted can be fenced again.
+            let next = one.obtain("k").lease().await.unwrap();
+            server.run(&format!(
+                "SELECT {schema}.fence('k', {})",
+                next.token().get()
+            ));
             next.release().await.unwrap();
-        }
-        // From the next tenure on a lock whose guard was deleted can be fenced again.
-        let next = one.obtain("k").lease().await.unwrap();
-        server.run(&format!(
-            "SELECT {schema}.fence('k', {})",
-            next.token().get()
-        ));
-        next.release().await.unwrap();
-        one.shutdown().await;
-        other.shutdown().await;
-    };
-    futures::future::join_all(TABLES.map(empty)).await;
-    is_at_rest(&server).await;
+            one.shutdown().await;
+            other.shutdown().await;
+        };
+        futures::future::join_all(TABLES.map(empty)).await;
+        is_at_rest(&server).await;
+    })
+    .await;
 }
 
 /// Whoever holds a shared lease keeps it, though the row of its lock is gone.

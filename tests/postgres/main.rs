@@ -31,10 +31,12 @@ mod sqlx;
 mod strangers;
 mod surroundings;
 
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use lockstream::store::PostgresStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
+use support::on_a_steady_machine;
 use tokio_postgres::NoTls;
 
 const BOUND: Duration = Duration::from_secs(10);
@@ -51,13 +53,24 @@ fn builder(store: PostgresStore) -> LockRegistryBuilder {
         .response_timeout(ms(2000))
 }
 
-/// A registry whose connection stands.
+/// A registry whose connection stands. Its statements, some of which make the schema, have a second each: a machine that
+/// stands still takes it from them.
 async fn registry(url: &str) -> LockRegistry {
-    let registry = builder(PostgresStore::connect(url).await.unwrap())
-        .build()
-        .unwrap();
-    registry.obtain("anything").inspect().await.unwrap();
-    registry
+    let made = Arc::new(OnceLock::new());
+    let (url, making) = (url.to_owned(), made.clone());
+    on_a_steady_machine(move || {
+        let (url, made) = (url.clone(), making.clone());
+        async move {
+            let store = PostgresStore::connect(url).await.unwrap();
+            let registry = builder(store).build().unwrap();
+            registry.obtain("anything").inspect().await.unwrap();
+            made.set(registry).expect("it is made once");
+        }
+    })
+    .await;
+    Arc::into_inner(made)
+        .and_then(OnceLock::into_inner)
+        .expect("it is made")
 }
 
 /// A client of the application.
