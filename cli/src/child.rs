@@ -65,12 +65,13 @@ impl Ended {
 
 impl Job {
     /// Starts the command, after its guardian. If we are in the foreground of a terminal, the command is from now on.
-    /// `prepare` sets up its environment.
+    /// `prepare` sets up its environment. `deadline` is asked once the guardian has started: the lease may be renewed
+    /// meanwhile.
     pub(crate) fn start(
         command: &[OsString],
         prepare: impl FnOnce(&mut Command),
         kill_after: Duration,
-        deadline: Option<Instant>,
+        deadline: impl FnOnce() -> Option<Instant>,
     ) -> Result<Self, Failure> {
         let others = children();
         // If the guardian is killed, the command is ours.
@@ -87,6 +88,7 @@ impl Job {
             pid,
             launched,
         } = started;
+        let deadline = deadline();
         if let Some(deadline) = deadline {
             guardian.expect_end_by(deadline);
         }

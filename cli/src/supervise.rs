@@ -160,7 +160,13 @@ impl Supervisor<'_> {
     pub(crate) async fn supervise(&mut self, lease: &LeaseView) -> Result<Outcome, Failure> {
         let stops = self.on_lost == OnLost::Term;
         let mut deadline = lease.deadline();
-        let end_by = stops.then_some(deadline);
+        let end_by = || {
+            deadline = match lease.is_valid() {
+                true => lease.deadline(),
+                false => Instant::now(),
+            };
+            stops.then_some(deadline)
+        };
         let set_up = |command: &mut Command| self.held.set_up(command);
         let mut job = Job::start(self.command, set_up, self.kill_after, end_by)?;
         let time_out_at = self

@@ -253,10 +253,36 @@ fn no_command_starts_after_its_lease() {
         "no-such-command",
     ];
     let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
-    wait_until_blocking("its ttl is over", SOON, || !server.exists("lock:k"));
+    assert!(server.del("lock:k"));
+    // No renewal can have proved it since.
+    std::thread::sleep(Duration::from_secs(1));
     kill_process(guardian, Signal::CONT).unwrap();
     let done = program.end();
     assert_eq!(done.code, Some(76), "{}", done.err);
+}
+
+/// The wait for it blocks all else, and the lease is renewed all the same.
+#[test]
+fn a_guardian_that_starts_slowly_costs_no_lease() {
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let arguments = [
+            "run",
+            "--ttl",
+            "1s",
+            "--kill-after",
+            "100ms",
+            "k",
+            "--",
+            "no-such-command",
+        ];
+        let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
+        std::thread::sleep(Duration::from_secs(3));
+        assert!(server.exists("lock:k"));
+        kill_process(guardian, Signal::CONT).unwrap();
+        let done = program.end();
+        assert_eq!(done.code, Some(127), "{}", done.err);
+    });
 }
 
 /// When the command has ended, a guardian that is stopped is not waited for.
