@@ -5,6 +5,7 @@ use std::io::BufRead;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lockstream::LockRegistry;
@@ -31,6 +32,10 @@ pub(crate) enum Order {
     Flood,
     /// Those callers are dropped, all at once.
     Drop,
+    /// One task computes, right after an answer from the network, so that nobody looks after the timers.
+    Compute,
+    /// It does so no longer.
+    Rest,
     /// Shut down, and end.
     Stop,
 }
@@ -40,12 +45,20 @@ impl Order {
         match self {
             Self::Flood => "flood",
             Self::Drop => "drop",
+            Self::Compute => "compute",
+            Self::Rest => "rest",
             Self::Stop => "stop",
         }
     }
 
     fn parse(name: &str) -> Option<Self> {
-        let all = [Self::Flood, Self::Drop, Self::Stop];
+        let all = [
+            Self::Flood,
+            Self::Drop,
+            Self::Compute,
+            Self::Rest,
+            Self::Stop,
+        ];
         all.into_iter().find(|order| order.name() == name)
     }
 }
@@ -156,6 +169,10 @@ impl Role {
                         flood.spawn(one_of_a_flood(caller()));
                     }),
                     Some(Order::Drop) => flood.abort_all(),
+                    Some(Order::Compute) => {
+                        flood.spawn(compute(registry.clone()));
+                    }
+                    Some(Order::Rest) => {}
                     Some(Order::Stop) | None => break,
                 },
                 Some(_) = flood.join_next() => {}
@@ -182,6 +199,17 @@ async fn shut_down(registry: LockRegistry, log: &Log) {
     if took > 3 * RESPONSE_TIMEOUT + Duration::from_secs(2) {
         let what = format!("the shutdown took {took:?}");
         log.write(&Line::Wrong { what });
+    }
+}
+
+/// Whether somebody computes.
+static COMPUTES: AtomicBool = AtomicBool::new(false);
+
+async fn compute(registry: LockRegistry) {
+    // An error is an answer, too.
+    let _ = registry.obtain("nobody's").inspect().await;
+    while COMPUTES.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -214,6 +242,8 @@ fn orders() -> mpsc::UnboundedReceiver<Order> {
     std::thread::spawn(move || {
         let lines = std::io::stdin().lock().lines().map_while(Result::ok);
         for order in lines.filter_map(|line| Order::parse(&line)) {
+            // Whoever computes hears nothing else.
+            COMPUTES.store(order == Order::Compute, Ordering::Relaxed);
             if sender.send(order).is_err() {
                 return;
             }

@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Stop,
     /// SIGSTOP, and SIGCONT when every lease is over.
     LongStop,
+    /// A task of a child computes without an await, within every ttl or for longer.
+    Compute,
     /// Every connection of a child is closed.
     Cut,
     /// The same, and new ones are refused for a while.
@@ -76,11 +78,12 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// What can befall every deployment: children, the connection to their servers, and a server.
-    pub(crate) const EVERYWHERE: [Self; 19] = [
+    pub(crate) const EVERYWHERE: [Self; 20] = [
         Self::Kill,
         Self::Leave,
         Self::Stop,
         Self::LongStop,
+        Self::Compute,
         Self::Cut,
         Self::Refuse,
         Self::Delay,
@@ -152,6 +155,7 @@ impl Kind {
             Self::Leave => "orderly shutdown",
             Self::Stop => "SIGSTOP, short",
             Self::LongStop => "SIGSTOP, past the ttl",
+            Self::Compute => "a worker computes",
             Self::Cut => "connections cut",
             Self::Refuse => "connections refused",
             Self::Delay => "bytes delayed",
@@ -198,6 +202,7 @@ impl Kind {
             Self::Leave => (1_500, 2_000),
             Self::Stop => (5, 80),
             Self::LongStop => (900, 2_500),
+            Self::Compute => (100, 2_500),
             Self::Refuse => (50, 1_000),
             Self::Delay => (300, 2_000),
             Self::Blackhole | Self::Stall => (100, 2_500),

@@ -231,6 +231,10 @@ impl Run {
                 self.stopped[slot] = Some(at);
                 self.children[slot].signal(Signal::STOP);
             }
+            Kind::Compute => {
+                self.stopped[slot] = Some(at);
+                self.children[slot].tell(Order::Compute);
+            }
             Kind::Leave => self.children[slot].tell(Order::Stop),
             Kind::Flood | Kind::Drop => self.children[slot].tell(Order::Flood),
             kind if kind.is_of_a_child() => self.wires.begin(stroke),
@@ -248,8 +252,11 @@ impl Run {
                 let generation = self.children[slot].child.generation + 1;
                 self.children[slot] = self.spawn(slot, generation);
             }
-            Kind::Stop | Kind::LongStop => {
-                self.children[slot].signal(Signal::CONT);
+            Kind::Stop | Kind::LongStop | Kind::Compute => {
+                match stroke.kind {
+                    Kind::Compute => self.children[slot].tell(Order::Rest),
+                    _ => self.children[slot].signal(Signal::CONT),
+                }
                 let stopped = self.stopped[slot].take().expect("it was stopped");
                 let span = Span {
                     from: stopped,

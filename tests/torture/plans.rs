@@ -35,9 +35,9 @@ fn the_plan_of_a_seed_never_changes() {
     assert_eq!(
         plan,
         [
-            "561 ms 455 ms child 0 bytes delayed (Both, 89 ms)",
-            "705 ms 1855 ms child 2 blackholed (Both)",
-            "918 ms 0 ms child 1 half-closed (ToClient)",
+            "561 ms 1399 ms child 0 blackholed (Both)",
+            "705 ms 129 ms child 2 SIGKILL",
+            "918 ms 164 ms child 1 flood of waiters",
             "1063 ms 0 ms server SCRIPT FLUSH",
         ]
     );

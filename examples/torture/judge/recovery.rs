@@ -104,6 +104,7 @@ fn keeps_away(kind: Kind) -> bool {
             | Kind::Leave
             | Kind::Stop
             | Kind::LongStop
+            | Kind::Compute
             | Kind::Refuse
             | Kind::Blackhole
             | Kind::Stall
