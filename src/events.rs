@@ -206,6 +206,16 @@ pub enum LockEvent {
     /// The connection to the store is up, for the first time or again.
     #[non_exhaustive]
     StoreUp {},
+    /// The runtime has not run the registry's tasks for a sixth of a ttl or longer: a task computes or blocks. A thread
+    /// runs them meanwhile; see [`renew_while_busy`](crate::LockRegistryBuilder::renew_while_busy). Sent once, until the
+    /// runtime runs them again.
+    #[non_exhaustive]
+    RuntimeBusy {
+        /// For how long, at least.
+        busy: Duration,
+        /// How many leases are held.
+        leases: usize,
+    },
     /// This reader was too slow and has missed this many events.
     #[non_exhaustive]
     Missed {
@@ -234,7 +244,10 @@ impl LockEvent {
             | Self::GaveUp { key, .. }
             | Self::QueueFull { key, .. }
             | Self::DroppedWhileHeld { key, .. } => Some(key),
-            Self::StoreDown { .. } | Self::StoreUp { .. } | Self::Missed { .. } => None,
+            Self::StoreDown { .. }
+            | Self::StoreUp { .. }
+            | Self::RuntimeBusy { .. }
+            | Self::Missed { .. } => None,
         }
     }
 
@@ -259,6 +272,7 @@ impl LockEvent {
             | Self::QueueFull { .. }
             | Self::StoreDown { .. }
             | Self::StoreUp { .. }
+            | Self::RuntimeBusy { .. }
             | Self::Missed { .. } => None,
         }
     }
@@ -297,6 +311,9 @@ impl fmt::Display for LockEvent {
             Self::DroppedWhileHeld { .. } => f.write_str("last handle dropped while held"),
             Self::StoreDown { error } => write!(f, "store unreachable ({error})"),
             Self::StoreUp {} => f.write_str("store connected"),
+            Self::RuntimeBusy { busy, leases } => {
+                write!(f, "runtime busy for {busy:.1?}, {leases} leases held")
+            }
             Self::Missed { count } => write!(f, "{count} events missed"),
         }?;
         match self.token() {

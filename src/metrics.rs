@@ -23,6 +23,7 @@ const LOST: &str = "lockstream_lost_total";
 const GIVEN_UP: &str = "lockstream_given_up_total";
 const QUEUE_FULL: &str = "lockstream_queue_full_total";
 const STORE_DOWN: &str = "lockstream_store_down_total";
+const RUNTIME_BUSY: &str = "lockstream_runtime_busy_total";
 const WAIT: &str = "lockstream_wait_seconds";
 const HOLD: &str = "lockstream_hold_seconds";
 
@@ -32,7 +33,7 @@ const GAUGES: [(&str, &str); 2] = [
 ];
 
 #[rustfmt::skip]
-const COUNTERS: [(&str, &str); 9] = [
+const COUNTERS: [(&str, &str); 10] = [
     (ACQUIRED, "Leases acquired."),
     (PASSED, "Leases acquired from another caller of the same registry, without asking the store."),
     (RENEWED, "Renewals that the store confirmed."),
@@ -42,6 +43,7 @@ const COUNTERS: [(&str, &str); 9] = [
     (GIVEN_UP, "Waits that ended with nothing."),
     (QUEUE_FULL, "Callers refused because max_waiters waited already."),
     (STORE_DOWN, "Outages of the store."),
+    (RUNTIME_BUSY, "Times that the runtime was too busy to renew leases, and a thread did."),
 ];
 
 #[rustfmt::skip]
@@ -102,6 +104,7 @@ pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
             count(QUEUE_FULL);
         }
         LockEvent::StoreDown { .. } => count(STORE_DOWN),
+        LockEvent::RuntimeBusy { .. } => count(RUNTIME_BUSY),
         LockEvent::LastRenewal { .. }
         | LockEvent::DroppedWhileHeld { .. }
         | LockEvent::StoreUp { .. }

@@ -96,6 +96,7 @@ pub(crate) struct Settings {
     pub(crate) local_passes: u32,
     pub(crate) local_span: Duration,
     pub(crate) response_timeout: Duration,
+    pub(crate) renew_while_busy: Duration,
 }
 
 impl Default for Settings {
@@ -111,6 +112,7 @@ impl Default for Settings {
             local_passes: 16,
             local_span: Duration::from_millis(20),
             response_timeout: Duration::from_secs(1),
+            renew_while_busy: Duration::from_secs(5 * 60),
         }
     }
 }

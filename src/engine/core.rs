@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use foldhash::HashMap;
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -18,15 +17,16 @@ use super::waiter_state::{Peers, WaiterState};
 use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
-#[cfg(feature = "test-util")]
 use crate::events::LockEvent;
+use crate::heartbeat::Heartbeat;
 use crate::repeat::Pauses;
+use crate::roaming::{self, Tasks};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
 use crate::store::contract::{DroppedOps, KeyScope, Owner, Session, SessionConfig};
 use crate::turnstile::{EventCx, Ids, Lines, Moment, Patience, Waiter, WaiterId};
-use crate::user_code;
+use crate::user_code::{self, log};
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -47,6 +47,7 @@ pub(crate) struct Engine {
     pub(super) lost: Arc<DroppedOps>,
     /// Notified when no key is in use.
     pub(super) idle: Notify,
+    pub(super) heartbeat: Arc<Heartbeat>,
 }
 
 /// The part of a registry that views of a lease need. They do not keep it alive.
@@ -99,6 +100,7 @@ impl Engine {
             Some(name) => format!("{name}~{random}").into(),
             None => random.into(),
         };
+        let tasks = Arc::<Tasks>::default();
         Arc::new_cyclic(|me: &Weak<Engine>| {
             let session = store.open(SessionConfig {
                 prefix: settings.prefix.clone(),
@@ -106,10 +108,12 @@ impl Engine {
                 ttl: settings.ttl,
                 response_timeout: settings.response_timeout,
                 listener: me.clone(),
+                tasks: tasks.clone(),
             });
             let clock = Arc::new(clock);
-            let timer = Timer::default();
+            let timer = Timer::new(tasks.clone());
             let lost = Arc::new(DroppedOps::new(timer.wake_up()));
+            let heartbeat = Heartbeat::new(tasks.clone(), me.clone(), settings.renew_while_busy);
             let ids = Ids::new(settings.rules(), rand::random());
             Self {
                 instance,
@@ -140,6 +144,7 @@ impl Engine {
                 }),
                 lost,
                 idle: Notify::new(),
+                heartbeat: Arc::new(heartbeat),
             }
         })
     }
@@ -162,7 +167,7 @@ impl Engine {
     /// first.
     pub(crate) fn note_runtime(&self) {
         let timer = &self.view_context.timer;
-        timer.note_runtime(Handle::try_current().ok().as_ref());
+        timer.note_runtime(roaming::runtime().as_ref());
         self.view_context.ensure_timer();
     }
 
@@ -203,6 +208,25 @@ impl Engine {
         Snapshot { keys }
     }
 
+    /// The runtime of the registry's tasks has been busy for so long, and a thread does what they should.
+    pub(crate) fn tell_busy(&self, busy: Duration) {
+        let state = self.lock();
+        let held = state
+            .entries
+            .values()
+            .map(|entry| entry.lines.holders().count());
+        let leases = held.sum();
+        self.events.send(|| LockEvent::RuntimeBusy { busy, leases });
+        drop(state);
+        self.events.flush();
+        log!(
+            warn,
+            ?busy,
+            leases,
+            "the runtime is busy, or nobody runs it: a thread renews its leases. Work that computes or blocks belongs on spawn_blocking"
+        );
+    }
+
     /// How many keys are in use.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
@@ -235,11 +259,15 @@ impl Engine {
         event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
     ) -> Option<Token> {
         let timer = &self.view_context.timer;
-        timer.note_runtime(Handle::try_current().ok().as_ref());
+        timer.note_runtime(roaming::runtime().as_ref());
         let who = Caller::new(caller.clone());
         caller.set_repeats(arrival.repeats);
+        let renewed = (arrival.renewals > 0).then_some(arrival.ttl);
         self.at_once(|state, at| {
             at.deferred.arrived = true;
+            if renewed.is_some() {
+                self.heartbeat.renews(true);
+            }
             let since = match arrival.patience {
                 Patience::Once => at.now,
                 Patience::Queue => caller.since().unwrap_or(at.now),
@@ -261,6 +289,9 @@ impl Engine {
                 caller.arrive(id, cx.now, events);
             });
         });
+        if let Some(ttl) = renewed {
+            self.heartbeat.need(ttl);
+        }
         caller.end_arrival()
     }
 
@@ -281,7 +312,7 @@ impl Engine {
     pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
         let id = caller.id()?;
         let timer = &self.view_context.timer;
-        timer.note_runtime(Handle::try_current().ok().as_ref());
+        timer.note_runtime(roaming::runtime().as_ref());
         let taken = self.feed(caller.key(), |lines, cx| {
             // The turnstile first: the grant may have expired meanwhile.
             if lines.take(cx, id) {
@@ -372,9 +403,17 @@ impl Engine {
     pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32, on_finish: OnFinish) {
         if let Some(id) = caller.id() {
             let at_end = on_finish.at_end();
-            self.feed(caller.key(), |lines, cx| {
-                lines.restart(cx, id, renewals, at_end);
+            self.at_once(|state, at| {
+                if renewals > 0 {
+                    self.heartbeat.renews(true);
+                }
+                state.feed(at, caller.key(), false, |lines, cx| {
+                    lines.restart(cx, id, renewals, at_end);
+                });
             });
+            if renewals > 0 {
+                self.heartbeat.need(self.settings.ttl);
+            }
         }
     }
 

@@ -36,6 +36,7 @@ impl Engine {
         let mut state = self.lock();
         let entries = mem::take(&mut state.entries);
         state.timeouts.clear();
+        self.heartbeat.renews(false);
         let (session, kept) = (state.session.take(), state.keep_alive.take());
         self.events.end();
         drop(state);

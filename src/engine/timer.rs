@@ -10,25 +10,37 @@ use futures::future;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::sleep;
 
 use super::core::{Engine, Next};
+use crate::roaming::time::timeout_at;
+use crate::roaming::{Tasks, runtime};
 
 /// Starts the task, and starts it again when its runtime has gone. `wake` wakes it for an earlier
 /// deadline.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Timer {
     shared: Arc<Shared>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
+    tasks: Arc<Tasks>,
     wake_up: Arc<Notify>,
     running: AtomicBool,
     runtimes: Mutex<Runtimes>,
 }
 
 impl Timer {
+    pub(super) fn new(tasks: Arc<Tasks>) -> Self {
+        let shared = Shared {
+            tasks,
+            ..Shared::default()
+        };
+        let shared = Arc::new(shared);
+        Self { shared }
+    }
+
     /// Notes a runtime on which somebody waits. If the task's own runtime ends first, the task moves
     /// there (D7).
     pub(super) fn note_runtime(&self, current: Option<&Handle>) {
@@ -45,7 +57,7 @@ impl Timer {
         if running.load(Ordering::Acquire) || is_over() || running.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.note_runtime(Handle::try_current().ok().as_ref());
+        self.note_runtime(runtime().as_ref());
         Task::start(engine.clone(), self.shared.clone());
     }
 
@@ -150,7 +162,15 @@ impl Task {
     /// Spawns the task on the runtime noted last. If that runtime has ended, the spawn drops the task. `Drop` then
     /// calls this again.
     fn start(engine: Weak<Engine>, shared: Arc<Shared>) {
-        let runtimes = shared.runtimes();
+        let mut runtimes = shared.runtimes();
+        // A runtime without timers serves as little as one that has ended.
+        while runtimes
+            .known
+            .last()
+            .is_some_and(|it| !has_timers(&it.handle))
+        {
+            runtimes.known.pop();
+        }
         let Some(latest) = runtimes.known.last() else {
             // Still under the lock: whoever notes a runtime after this look sees that no task runs, and
             // starts one.
@@ -165,15 +185,11 @@ impl Task {
             runs_on: runtime.id(),
             ended: false,
         };
-        runtime.spawn(task.run());
+        let tasks = task.shared.tasks.clone();
+        tasks.spawn(&runtime, task.run());
     }
 
     async fn run(mut self) {
-        // A runtime without timers serves as little as one that has ended: `Drop` tries the next. Tokio tells it by a
-        // panic alone.
-        if catch_unwind(|| drop(sleep(Duration::ZERO))).is_err() {
-            return;
-        }
         let served = AssertUnwindSafe(serve(&self.engine, &self.shared.wake_up));
         let served = served.catch_unwind().await;
         self.ended = true;
@@ -185,6 +201,12 @@ impl Task {
             engine.fail(&*panicked);
         }
     }
+}
+
+/// Tokio tells it by a panic alone.
+fn has_timers(runtime: &Handle) -> bool {
+    let _entered = runtime.enter();
+    catch_unwind(|| drop(sleep(Duration::ZERO))).is_ok()
 }
 
 /// Serves until the registry is gone.

@@ -27,10 +27,12 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
+use tokio::runtime::Handle;
 
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
 use crate::StoreError;
 pub(crate) use crate::mode::Mode;
+use crate::roaming::Tasks;
 
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
@@ -341,6 +343,16 @@ pub struct SessionConfig {
     pub response_timeout: Duration,
     /// The registry, which gets the events.
     pub listener: Weak<dyn StoreEvents>,
+    /// The registry's tasks.
+    pub tasks: Arc<Tasks>,
+}
+
+impl SessionConfig {
+    /// Starts a task of the session.
+    pub(crate) fn spawn(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks
+            .spawn(runtime, run_task(self.listener.clone(), task));
+    }
 }
 
 /// A lock as it is in the store.

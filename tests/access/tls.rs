@@ -4,11 +4,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lockstream::store::{RedisStore, RedisStoreBuilder};
-use lockstream::{LockRegistry, StoreError};
+use lockstream::{LockRegistry, Renewal, StoreError};
 use tokio::time::timeout;
 
 use crate::authority::{Authority, Identity};
-use crate::support::{RedisServer, wait_until};
+use crate::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::{BOUND, told};
 
 const HERE: &[&str] = &["localhost", "127.0.0.1"];
@@ -43,6 +43,26 @@ async fn takes_turns(store: RedisStoreBuilder) {
     lease.release().await.unwrap();
     let next = timeout(BOUND, waiter).await.expect("it is served").unwrap();
     next.unwrap().release().await.unwrap();
+}
+
+/// The socket below the encryption moves to the thread that renews, and back.
+#[tokio::test]
+async fn a_lease_outlasts_a_runtime_that_is_busy() {
+    on_a_steady_machine(async || {
+        let authority = Authority::new("ours");
+        let server = start(&authority.sign(HERE));
+        let locks = locks(trusting(&server, &authority).connect().await.unwrap());
+        let lock = locks.obtain("k").ttl(Duration::from_secs(2));
+        let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_secs(4));
+            assert!(lease.is_valid());
+            assert!(locks.obtain("other").inspect().await.is_ok());
+        }
+        assert_eq!(server.clients().len(), 1, "on one connection");
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 /// Refused at once by every way in, for a reason that is named, and for good.

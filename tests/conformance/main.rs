@@ -20,10 +20,12 @@
 //! | `leftovers.rs` | what is left when nobody wants anything? |
 //! | `handles.rs` | whose is a lock? |
 //! | `runtimes.rs` | what if runtimes come and go? |
+//! | `busy.rs` | what if a task computes, or blocks? |
 //! | `redis_alone.rs` | what does only a server show? |
 //! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
+mod busy;
 #[cfg(feature = "cluster")]
 mod cluster;
 mod ends;
@@ -53,11 +55,17 @@ mod replicas;
 mod runtimes;
 mod scenarios;
 mod shutdown;
+#[cfg(not(any(feature = "redis", feature = "postgres")))]
+#[path = "../support/steady.rs"]
+#[allow(unreachable_pub, reason = "it stands by itself here")]
+mod steady;
 mod streams;
 mod suite;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 #[path = "../support/mod.rs"]
 mod support;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+use support as steady;
 mod turns;
 mod waiting;
 mod watch;
@@ -65,7 +73,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 215;
+const CASES: usize = 224;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -73,7 +81,7 @@ const CASES_OF_REDIS_ALONE: usize = 15;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(any(feature = "redis", feature = "postgres"))]
-const CORE: usize = 52;
+const CORE: usize = 54;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 9;
 
@@ -194,6 +202,19 @@ suite! {
         #[core]
         a_renewal_finds_the_loss,
         released_leases_are_not_renewed,
+    }
+    busy: without_runtime {
+        #[core]
+        work_that_computes_keeps_every_lease,
+        a_busy_runtime_is_told_of_once_each_time,
+        #[core]
+        an_outage_while_the_runtime_is_busy_is_outlasted,
+        a_loss_while_the_runtime_is_busy_is_seen_there,
+        a_fixed_lease_ends_while_the_runtime_is_busy,
+        a_runtime_that_stays_busy_loses_its_leases_in_the_end,
+        without_a_heartbeat_a_busy_runtime_loses_its_leases,
+        a_turn_that_comes_while_the_runtime_is_busy_goes_on,
+        a_runtime_that_ends_while_it_is_busy_is_left,
     }
     ends: in_runtime {
         #[core]

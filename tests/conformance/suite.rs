@@ -1,6 +1,6 @@
 //! The table of cases, and what is done around each.
 
-use crate::support::{on_a_steady_machine, on_a_steady_machine_blocking};
+use crate::steady::{on_a_steady_machine, on_a_steady_machine_blocking};
 use crate::world::{World, empty, ms};
 
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.

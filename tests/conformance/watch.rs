@@ -100,6 +100,7 @@ setters! {
     local_passes: u32,
     local_span: Duration,
     response_timeout: Duration,
+    renew_while_busy: Duration,
 }
 
 /// Every wait ends once: acquired, given up, or refused. Every lease ends once, before the next of its key begins,
@@ -282,6 +283,7 @@ impl Grammar {
                 let up = self.up.replace(false);
                 must(up != Some(false), "down, and down again")?;
             }
+            LockEvent::RuntimeBusy { .. } => {}
             other => return Err(format!("not expected here: {other:?}")),
         }
         Ok(())
@@ -328,6 +330,7 @@ pub(crate) fn name(event: &LockEvent) -> &'static str {
         LockEvent::DroppedWhileHeld { .. } => "dropped while held",
         LockEvent::StoreDown { .. } => "store down",
         LockEvent::StoreUp { .. } => "store up",
+        LockEvent::RuntimeBusy { .. } => "runtime busy",
         LockEvent::Missed { .. } => "missed",
         _ => "something new",
     }

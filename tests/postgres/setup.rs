@@ -227,6 +227,11 @@ fn bad_urls_and_settings_are_refused_before_anything_is_sent() {
             "it may be disable",
         ),
         ("postgres://app:hunter2@h/db?frobnicate=1", "frobnicate"),
+        ("postgres://app:hunter2@a,b/db?port=5432,5433", "ports"),
+        (
+            "postgres://app:hunter2@a,b/db?hostaddr=127.0.0.1",
+            "2 hosts, and 1 hostaddrs",
+        ),
         (
             "postgres://app:hunter2@h/db?sslrootcert=/nowhere.pem",
             "/nowhere.pem",

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{FutureLockExt, LockError, LockRegistry, LockRegistryBuilder, OnFinish};
-use support::{RedisServer, chain, wait_until};
+use support::{RedisServer, chain, on_a_steady_machine, wait_until};
 use tokio::time::timeout;
 
 /// For what takes a reconnect and some repeats; far below the usual ttl and wait.
@@ -83,6 +83,20 @@ async fn a_quorum_is_not_scanned_and_its_nodes_are() {
     }
     assert!(found >= 2, "a majority has it: {found}");
     lease.release().await.unwrap();
+}
+
+/// Each node is asked for every renewal, by whoever runs the tasks.
+#[tokio::test]
+async fn a_lease_outlasts_a_runtime_that_is_busy() {
+    on_a_steady_machine(async || {
+        let servers = servers(3);
+        let locks = builder(&servers).ttl(ms(2_000)).build().unwrap();
+        let lease = locks.obtain("k").lease().await.unwrap();
+        std::thread::sleep(ms(3 * 2_000));
+        assert!(lease.is_valid());
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]

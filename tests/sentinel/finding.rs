@@ -1,10 +1,14 @@
+use std::time::Duration;
+
 use futures::StreamExt;
 use lockstream::store::RedisStore;
-use lockstream::{LockError, LockEvent, LockRegistry};
+use lockstream::{LockError, LockEvent, LockRegistry, Renewal};
 use tokio::time::timeout;
 
 use crate::oracle::Oracle;
-use crate::support::{Passwords, Proxy, RedisServer, Watched, chain, wait_until};
+use crate::support::{
+    Passwords, Proxy, RedisServer, Watched, chain, on_a_steady_machine, wait_until,
+};
 use crate::{BOUND, registry};
 
 fn url(oracles: &[&Oracle]) -> String {
@@ -66,6 +70,20 @@ async fn sentinels_and_servers_with_passwords_of_their_own() {
     let locks = LockRegistry::connect(url).await.unwrap();
     let told = chain(&locks.obtain("k").lease().await.unwrap_err());
     assert!(told.contains("unknown command 'EVALSHA"), "{told}");
+}
+
+#[tokio::test]
+async fn a_lease_outlasts_a_runtime_that_is_busy() {
+    on_a_steady_machine(async || {
+        let watched = Watched::start();
+        let lock = registry(&watched.url()).await.obtain("k");
+        let lock = lock.ttl(Duration::from_secs(2));
+        let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+        std::thread::sleep(Duration::from_secs(6));
+        assert!(lease.is_valid());
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]

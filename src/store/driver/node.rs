@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
+use tokio::time::Instant;
 
 use super::backend::{
     Address, Backend, Call, Connected, Hello, Incoming, Link, Refusal, Reply, Trouble,
@@ -20,6 +20,7 @@ use super::server_clock::ServerClock;
 use super::session::{NodeId, Shared};
 use super::subscriptions::{CLEANUP, UNCONFIRMED};
 use crate::StoreError;
+use crate::roaming::time::sleep_until;
 use crate::store::contract::{OpError, StoreEvent};
 use crate::store::send_window::{Priority, SendWindow};
 use crate::user_code::log;
@@ -219,8 +220,7 @@ impl<B: Backend> NodeTask<B> {
 
     async fn serve_until_end(&mut self) -> Result<(), StoreError> {
         let mut idle = pin!(sleep_until(self.connection().last_used + IDLE));
-        let mut cleanup = interval_at(Instant::now() + CLEANUP, CLEANUP);
-        cleanup.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut cleanup = pin!(sleep_until(Instant::now() + CLEANUP));
         loop {
             if self.deliver() > FEW {
                 yield_now().await;
@@ -245,7 +245,8 @@ impl<B: Backend> NodeTask<B> {
                     }
                 }
                 () = wait_until(due) => self.send_again(),
-                _ = cleanup.tick(), if has_subscriptions => {
+                () = &mut cleanup, if has_subscriptions => {
+                    cleanup.as_mut().reset(Instant::now() + CLEANUP);
                     let is_left = self.shared.clean_up_subscriptions(self.id);
                     self.connection().has_subscriptions = is_left;
                 }

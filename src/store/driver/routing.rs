@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::channel::oneshot;
 use rand::seq::{IteratorRandom, SliceRandom};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::Instant;
 
 use super::backend::{Backend, Next, Refusal, Reply, SlotMap, Trouble};
 use super::backoff::Backoff;
@@ -15,6 +15,7 @@ use super::change::{Change, Node};
 use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use crate::StoreError;
+use crate::roaming::time::{sleep_until, timeout};
 use crate::store::contract::{Answer, KeyScope, OpError, Outcome, StoreEvent};
 
 /// A request is redirected this often without a pause. Then it is delayed, so that two nodes that name each other do

@@ -9,7 +9,6 @@ use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
-use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -18,8 +17,9 @@ use super::change::{Change, Effects, Node, State};
 use super::node::Received;
 use super::request::{Request, RequestKind};
 use crate::StoreError;
+use crate::roaming::runtime;
 use crate::store::contract::{
-    KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
+    KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
@@ -74,7 +74,7 @@ impl<B: Backend> Session for DriverSession<B> {
     fn start(&self) {
         let lacks_task = &self.shared.lacks_task;
         if lacks_task.load(Ordering::Relaxed)
-            && Handle::try_current().is_ok()
+            && runtime().is_some()
             && lacks_task.swap(false, Ordering::Relaxed)
         {
             self.shared.change(|change| change.start_tasks());
@@ -155,8 +155,8 @@ impl<B: Backend> Shared<B> {
         }
         for task in effects.tasks {
             // Without a runtime the task is dropped, and its drop tells the session.
-            if let Ok(runtime) = Handle::try_current() {
-                runtime.spawn(run_task(self.config.listener.clone(), task));
+            if let Some(runtime) = runtime() {
+                self.config.spawn(&runtime, task);
             }
         }
         result
@@ -169,7 +169,7 @@ impl<B: Backend> Shared<B> {
 
     /// Whether a task can be started here. If not, a caller with a runtime starts it later.
     pub(super) fn has_runtime(&self) -> bool {
-        let has_one = Handle::try_current().is_ok();
+        let has_one = runtime().is_some();
         if !has_one {
             self.lack_task();
         }

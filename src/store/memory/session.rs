@@ -4,13 +4,14 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
-use tokio::runtime::Handle;
 
 use super::keyspace::{Asking, Delivery, Keyspace};
 use super::shared::Shared;
 use crate::StoreError;
+use crate::roaming::runtime;
+use crate::roaming::time::sleep;
 use crate::store::contract::{
-    Answer, Grant, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp, run_task,
+    Answer, Grant, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).
@@ -134,23 +135,22 @@ impl Session for MemorySession {
 
     fn submit(&self, submitted: SubmittedOp) {
         let latency = self.core.latency();
-        let runtime = (!latency.is_zero()).then(Handle::try_current);
-        let Some(Ok(runtime)) = runtime else {
+        let runtime = if latency.is_zero() { None } else { runtime() };
+        let Some(runtime) = runtime else {
             let result = self.core.apply(&submitted);
             return self.core.reply(submitted, result);
         };
         let core = self.core.clone();
         // A task of its own: the operation goes on if its caller is dropped.
-        let listener = self.core.config.listener.clone();
-        runtime.spawn(run_task(listener, async move {
-            tokio::time::sleep(latency / 2).await;
+        self.core.config.spawn(&runtime, async move {
+            sleep(latency / 2).await;
             let mut result = core.apply(&submitted);
-            tokio::time::sleep(latency - latency / 2).await;
+            sleep(latency - latency / 2).await;
             if result.is_ok() && core.is_offline() {
                 result = Err(OpError::Unknown(offline_error()));
             }
             core.reply(submitted, result);
-        }));
+        });
     }
 
     fn identity(&self) -> Option<Arc<str>> {

@@ -1,17 +1,20 @@
 //! A server's url, and how to connect to it.
 
+use std::io;
 use std::str::FromStr;
 #[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
 use std::time::Duration;
 
 use rand::seq::SliceRandom;
-use tokio::time::timeout;
 use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs};
-use tokio_postgres::{Config, NoTls};
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
 use super::connection::Connection;
 use super::fault::{Address, Fault};
+use super::socket::{self, Place, Socket};
+use crate::roaming::time::timeout;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 
@@ -86,6 +89,16 @@ impl Endpoint {
         let is_local = |host: &Host| !matches!(host, Host::Tcp(_));
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(Fault::url("it has no host"));
+        }
+        let hosts = (config.get_hosts().len(), config.get_hostaddrs().len());
+        if hosts.0 > 0 && hosts.1 > 0 && hosts.0 != hosts.1 {
+            let reason = format!("it has {} hosts, and {} hostaddrs", hosts.0, hosts.1);
+            return Err(Fault::url(reason));
+        }
+        let ports = config.get_ports().len();
+        if ports > 1 && ports != hosts.0.max(hosts.1) {
+            let reason = format!("it has {} hosts, and {ports} ports", hosts.0.max(hosts.1));
+            return Err(Fault::url(reason));
         }
         if config.get_hosts().iter().all(is_local) && config.get_hostaddrs().is_empty() {
             config.ssl_mode(SslMode::Disable);
@@ -205,15 +218,71 @@ impl Endpoint {
         self.open(host, within, NoTls).await
     }
 
-    async fn open<T>(&self, host: &Config, within: Duration, tls: T) -> Result<Connection, Fault>
+    /// Connects to any of the places of a host.
+    async fn open<T>(
+        &self,
+        host: &Config,
+        within: Duration,
+        mut tls: T,
+    ) -> Result<Connection, Fault>
     where
-        T: tokio_postgres::tls::MakeTlsConnect<tokio_postgres::Socket>,
+        T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
     {
-        let opened = host.connect(tls).await;
+        let places = socket::places(host).await;
+        let mut end = Err(Fault::url("it has no host"));
+        for place in places.map_err(|error| self.unreachable(&error))? {
+            end = self.open_at(place, host, within, &mut tls).await;
+            if end.is_ok() {
+                break;
+            }
+        }
+        end
+    }
+
+    fn unreachable(&self, error: &io::Error) -> Fault {
+        Fault::unreachable(&self.address, error)
+    }
+
+    async fn open_at<T>(
+        &self,
+        place: Place,
+        host: &Config,
+        within: Duration,
+        tls: &mut T,
+    ) -> Result<Connection, Fault>
+    where
+        T: MakeTlsConnect<Socket>,
+        T::Stream: Send + 'static,
+    {
+        let name = match host.get_hosts().first() {
+            Some(Host::Tcp(name)) => name,
+            _ => "",
+        };
+        let connector = tls.make_tls_connect(name);
+        let connector = connector.map_err(|error| self.unreachable(&io::Error::other(error)))?;
+        let socket = place.connect(host).await;
+        let socket = socket.map_err(|error| self.unreachable(&error))?;
+        let opened = host.connect_raw(socket, connector).await;
         let (client, connection) = opened.map_err(|error| Fault::connect(&self.address, &error))?;
-        let address = self.address.clone();
-        Ok(Connection::new(address, within, client, connection))
+        let mut connection = Connection::new(self.address.clone(), within, client, connection);
+        let wanted = match host.get_target_session_attrs() {
+            TargetSessionAttrs::ReadWrite => "off",
+            TargetSessionAttrs::ReadOnly => "on",
+            _ => return Ok(connection),
+        };
+        let client = connection.client.clone();
+        let asked = client.simple_query("SHOW transaction_read_only");
+        let is_wanted = connection.get(asked).await?.iter().any(
+            |message| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some(wanted)),
+        );
+        match is_wanted {
+            true => Ok(connection),
+            false => Err(self.unreachable(&io::Error::other(match wanted {
+                "off" => "database does not allow writes",
+                _ => "database is not read only",
+            }))),
+        }
     }
 }
 
@@ -271,10 +340,6 @@ fn hosts(all: &Config) -> Vec<Config> {
         one
     };
     let count = hosts.len().max(addresses.len());
-    if ports.len() > 1 && ports.len() != count {
-        // The library says so.
-        return vec![all.clone()];
-    }
     let mut each: Vec<_> = (0..count).map(one).collect();
     if all.get_load_balance_hosts() == LoadBalanceHosts::Random {
         each.shuffle(&mut rand::rng());

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
-use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{AsyncMessage, Client, Error, Notification, Row, Socket};
+use tokio_postgres::{AsyncMessage, Client, Error, Notification, Row};
 
 use super::call::{Argument, Names, Prepared, bounded};
 use super::fault::{Address, Fault};
+use super::socket::Socket;
+use crate::roaming::time::timeout;
 
 /// Dropping it closes the connection; what is not written by then is never sent.
 pub(super) struct Connection {

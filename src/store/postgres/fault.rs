@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,6 +80,11 @@ impl Fault {
         let text = format!("{told}: {chain}{hint}");
         let kind = error.code().map_or(Kind::Passing, kind);
         Self { text, kind }
+    }
+
+    pub(super) fn unreachable(address: &str, error: &io::Error) -> Self {
+        let told = format!("cannot connect to PostgreSQL at {address}");
+        Self::passing(format!("{told}: error connecting to server: {error}"))
     }
 
     pub(super) fn silent(address: &str, within: Duration) -> Self {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -13,6 +13,7 @@ use super::connection::Connection;
 use super::fault::Fault;
 use super::link::PostgresLink;
 use super::schema;
+use crate::roaming::time::timeout;
 use crate::store::driver::{Connected, ServerClock};
 
 /// A server process, by which a later connection ends it.

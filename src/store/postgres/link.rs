@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, Either, FutureExt, TryFutureExt, join_all};
 use futures::stream::{FuturesUnordered, StreamExt};
-use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio::time::Instant;
 use tokio_postgres::{Error, Row};
 
 use super::backend::PostgresBackend;
@@ -19,6 +19,8 @@ use super::fault::{Fault, ends_connection};
 use super::hello::Process;
 use super::notice;
 use crate::StoreError;
+use crate::roaming::Spot;
+use crate::roaming::time::{Sleep, sleep_until, timeout};
 use crate::store::contract::{Op, Outcome, StoreEvent};
 use crate::store::driver::{
     Call, Incoming, Link, Next, Received, Refusal, Replies, Reply, Request,
@@ -44,6 +46,7 @@ pub(super) struct PostgresLink {
     /// The server processes behind them.
     processes: Vec<Process>,
     running: FuturesUnordered<BoxFuture<'static, Result<Done, Fault>>>,
+    spot: Spot,
     /// What was heard and not taken yet.
     heard: VecDeque<StoreEvent>,
     /// Why a connection has ended.
@@ -86,6 +89,7 @@ impl PostgresLink {
             number,
             processes,
             running: FuturesUnordered::new(),
+            spot: Spot::here(),
             heard: VecDeque::new(),
             ended: None,
             waits_until: now,
@@ -356,6 +360,10 @@ impl Link for PostgresLink {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Incoming<Answer>, StoreError>> {
+        if self.spot.has_moved() {
+            // Each is polled: its timer moves, too.
+            self.running = std::mem::take(&mut self.running).into_iter().collect();
+        }
         'polling: loop {
             if let Some(event) = self.heard.pop_front() {
                 return Poll::Ready(Ok(Incoming::Other(Received::Heard(event))));

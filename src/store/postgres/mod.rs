@@ -23,6 +23,7 @@ mod link;
 mod notice;
 mod scan;
 mod schema;
+mod socket;
 mod store;
 mod sweep;
 

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::backend::PostgresBackend;
 use super::call::bounded;
 use super::fault::{Fault, ends_connection};
+use crate::roaming::time::sleep;
 use crate::user_code::log;
 
 impl PostgresBackend {

@@ -8,19 +8,20 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt};
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::Instant;
 
 use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
 use super::state::State;
 use crate::StoreError;
+use crate::roaming::runtime;
+use crate::roaming::time::{sleep_until, timeout, timeout_at};
 use crate::store::LockStore;
 use crate::store::contract::{
     DroppedOps, Holder, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents,
-    SubmittedOp, run_task,
+    SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::thread_end;
@@ -123,15 +124,15 @@ impl Core {
             node.session.submit(SubmittedOp::new(key, op, &node.lost));
         }
         if let Some(end) = timer
-            && let Ok(runtime) = Handle::try_current()
+            && let Some(runtime) = runtime()
         {
             let core = Arc::downgrade(self);
-            runtime.spawn(run_task(self.config.listener.clone(), async move {
+            self.config.spawn(&runtime, async move {
                 sleep_until(end).await;
                 if let Some(core) = core.upgrade() {
                     core.tick();
                 }
-            }));
+            });
         }
         self.notifier.tell();
     }
@@ -275,10 +276,11 @@ impl Drop for QuorumSession {
         // waits (O6).
         let core = self.core.clone();
         if core.lock().is_busy()
-            && let Ok(runtime) = Handle::try_current()
+            && let Some(runtime) = runtime()
         {
             let end = Instant::now() + core.config.response_timeout.saturating_mul(3);
-            runtime.spawn(async move {
+            let config = self.core.config.clone();
+            config.spawn(&runtime, async move {
                 while core.lock().is_busy()
                     && timeout_at(end, core.changed.notified()).await.is_ok()
                 {}

@@ -6,11 +6,12 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use redis::{Cmd, ConnectionAddr, FromRedisValue, Value, cmd};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::Instant;
 
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::slots::SLOTS;
+use crate::roaming::time::{timeout, timeout_at};
 use crate::store::driver::{Address, Slot, SlotMap};
 
 /// The next node is asked as well when one has not answered within this part of the time.
@@ -91,6 +92,8 @@ impl Seeds {
                 Ok(Some(Ok(map))) => return Ok(map),
                 Ok(Some(Err(fault))) => faults.push(fault),
                 Ok(None) => break,
+                // Those that are asked since before the task moved to another runtime do not end by themselves.
+                Err(_) if Instant::now() >= give_up => break,
                 Err(_) => {}
             }
         }

@@ -11,9 +11,10 @@ use futures::{FutureExt, StreamExt};
 use redis::{Cmd, RedisConnectionInfo, cmd};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
 
 use super::fault::Fault;
+use crate::roaming::runtime;
+use crate::roaming::time::{sleep, timeout};
 use crate::store::driver::Address;
 use crate::user_code::log;
 
@@ -88,12 +89,35 @@ impl Source {
 
     #[cfg(feature = "redis-1")]
     pub(super) fn provided(provider: impl redis::StreamingCredentialsProvider + 'static) -> Self {
+        let provider = Arc::new(provider);
         Self(Arc::new(move || {
-            let credentials = provider.subscribe().map(|next| {
-                let next = next.map(|it| Credentials::new(it.username(), it.password()));
-                next.map_err(|error| error.to_string())
+            // Its timers and sockets stay where they are made. So it runs on the runtime that the user knows, in a task.
+            let (sender, newest) = mpsc::channel(1);
+            let provider = provider.clone();
+            let task = spawn(async move {
+                let mut credentials = provider.subscribe();
+                while let Some(next) = credentials.next().await {
+                    let next = next.map(|it| Credentials::new(it.username(), it.password()));
+                    if sender
+                        .send(next.map_err(|it| it.to_string()))
+                        .await
+                        .is_err()
+                    {
+                        return;
+                    }
+                }
             });
-            credentials.boxed()
+            stream::unfold((newest, task), async |(mut newest, mut task)| {
+                let next = newest.recv().await;
+                if next.is_none()
+                    && let Some(Err(ended)) = task.join_next().await
+                    && let Ok(panicked) = ended.try_into_panic()
+                {
+                    std::panic::resume_unwind(panicked);
+                }
+                Some((next?, (newest, task)))
+            })
+            .boxed()
         }))
     }
 
@@ -175,7 +199,7 @@ impl Renewal {
         let (sender, newest) = mpsc::channel(1);
         Self {
             newest,
-            _provider: JoinSet::from_iter([newer.hand_to(sender, address)]),
+            _provider: spawn(newer.hand_to(sender, address)),
         }
     }
 
@@ -187,6 +211,16 @@ impl Renewal {
             Some(cmd("AUTH").arg(user).arg(password).take())
         })
     }
+}
+
+/// A task of its own on the runtime of the present one, also while that is busy. It ends when this is dropped.
+fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    match runtime() {
+        Some(runtime) => tasks.spawn_on(task, &runtime),
+        None => tasks.spawn(task),
+    };
+    tasks
 }
 
 #[cfg(test)]

@@ -10,13 +10,13 @@ use redis::{
     ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisError,
     Value, cmd,
 };
-use tokio::time::timeout;
 
 use super::credentials::{Renewal, Source};
 use super::fault::{ErrorReply, Fault};
 use super::link::Link;
 use super::login;
 use super::stream::Opener;
+use crate::roaming::time::timeout;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 

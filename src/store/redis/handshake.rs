@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rand::seq::IteratorRandom;
 use redis::{Cmd, PushInfo, PushKind, Value, cmd};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::backend::RedisBackend;
 use super::endpoint::Endpoint;
@@ -15,6 +15,7 @@ use super::keys::Names;
 use super::link::{Event, Link};
 use super::primary::{Primary, Tag};
 use super::reply;
+use crate::roaming::time::timeout;
 use crate::store::contract::ServerTime;
 use crate::store::driver::{Connected, Hello, ServerClock, SlotSet};
 

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use redis::{Arg, Cmd, PushInfo, PushKind, Value, cmd};
 use tokio::io::ReadBuf;
-use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio::time::Instant;
 
 use super::credentials::Renewal;
 use super::fault::{ErrorReply, Fault};
 use super::incoming::Incoming;
 use super::stream::Stream;
+use crate::roaming::time::{Sleep, sleep_until, timeout};
 use crate::store::driver::Address;
 use crate::user_code::log;
 

@@ -23,7 +23,7 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use redis::{Cmd, Value, cmd};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::Instant;
 
 use super::backend::RedisBackend;
 use super::fault::{ErrorReply, Fault};
@@ -31,6 +31,7 @@ use super::keys::Names;
 use super::link::Link;
 use super::script::Script;
 use super::topology::Topology;
+use crate::roaming::time::{sleep_until, timeout_at};
 use crate::settings::TTL;
 use crate::store::contract::{Mode, OpError, Owner};
 use crate::store::driver::{Address, Backoff, IDLE, Received, Request};

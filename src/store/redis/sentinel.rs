@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
 use redis::{RedisConnectionInfo, Value, cmd};
-use tokio::time::{sleep, timeout};
 
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::link::Link;
+use crate::roaming::time::{sleep, timeout};
 
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";

@@ -16,6 +16,7 @@ use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
 
+use crate::roaming::stream::Roaming;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, server_name};
 
@@ -52,14 +53,20 @@ impl Opener {
                 Box::pin(connect_tcp(host, *port, info.tcp_settings()).await?)
             }
             #[cfg(unix)]
-            (_, ConnectionAddr::Unix(path)) => Box::pin(UnixStream::connect(path).await?),
+            (_, ConnectionAddr::Unix(path)) => {
+                Box::pin(Roaming::new(UnixStream::connect(path).await?))
+            }
             _ => return Err((InvalidClientConfig, "unsupported kind of address").into()),
         })
     }
 }
 
 /// Connects to all addresses of a host at once, and takes the first that answers.
-async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Result<TcpStream> {
+async fn connect_tcp(
+    host: &str,
+    port: u16,
+    settings: &TcpSettings,
+) -> io::Result<Roaming<TcpStream>> {
     let addresses = tokio::net::lookup_host((host, port)).await?;
     let attempts: Vec<_> = addresses
         .map(|address| TcpStream::connect(address).boxed())
@@ -80,5 +87,5 @@ async fn connect_tcp(host: &str, port: u16, settings: &TcpSettings) -> io::Resul
     if let Some(timeout) = settings.user_timeout() {
         socket.set_tcp_user_timeout(Some(timeout))?;
     }
-    Ok(stream)
+    Ok(Roaming::new(stream))
 }

@@ -120,6 +120,7 @@ fn session_that(confirms: bool) -> DriverSession<Halves> {
         ttl: Duration::from_secs(30),
         response_timeout: Duration::from_secs(1),
         listener: Weak::<Nobody>::new(),
+        tasks: Arc::default(),
     };
     let address = "a:1".into();
     DriverSession::new(Arc::new(Halves { address, confirms }), config)

@@ -59,6 +59,7 @@ pub(super) fn config(instance: &str, heard: &Arc<Recorder>) -> SessionConfig {
         ttl: TTL,
         response_timeout: ms(1000),
         listener: Arc::downgrade(&listener),
+        tasks: Arc::default(),
     }
 }
 

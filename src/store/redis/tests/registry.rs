@@ -105,6 +105,7 @@ impl Settings {
             ttl: Duration::from_secs(30),
             response_timeout: self.response_timeout,
             listener: Arc::downgrade(&listener),
+            tasks: Arc::default(),
         });
         Registry {
             session: Some(session),

@@ -1,0 +1,234 @@
+//! Runtimes that are busy: a task computes, or blocks, for longer than a ttl. Time is real here, on whatever store.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lockstream::{Lock, LockEvent, LockRegistry, Renewal};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::watch::told_so_far;
+use crate::world::{BOUND, LATE_AT_A_SERVER, World, free, is_held, ms, poll_once, waiting};
+
+/// Of the leases here.
+const TTL: Duration = ms(1500);
+
+fn renewed(registry: &LockRegistry, key: &str) -> Lock {
+    let lock = registry.obtain(key).ttl(TTL);
+    lock.renewal(Renewal::watchdog())
+}
+
+/// A runtime with so many threads; with 0 it runs on the thread that waits for it.
+fn runtime(threads: usize) -> Runtime {
+    let mut builder = match threads {
+        0 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    if threads > 0 {
+        builder.worker_threads(threads);
+    }
+    builder.enable_all().build().unwrap()
+}
+
+/// Runs work on another runtime. The present one is busy until then.
+fn elsewhere<R: Send>(work: impl AsyncFnOnce() -> R + Send) -> R {
+    thread::scope(|scope| scope.spawn(|| runtime(0).block_on(work())).join().unwrap())
+}
+
+/// Blocks the present runtime until that is so.
+#[track_caller]
+fn block_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < BOUND, "not within {BOUND:?}: {what}");
+        thread::sleep(ms(5));
+    }
+}
+
+fn told_of(events: &[LockEvent]) -> usize {
+    let is_of_it = |event: &&LockEvent| matches!(event, LockEvent::RuntimeBusy { .. });
+    events.iter().filter(is_of_it).count()
+}
+
+/// The lease of the one that computes, and that of another task, which only sleeps. It computes right after an answer of
+/// the store, so it has the thread that looks after timers and the network.
+pub(crate) fn work_that_computes_keeps_every_lease<W: World>(w: &W) {
+    for threads in [0, 1, 2, 8] {
+        runtime(threads).block_on(async {
+            let registry = w.registry().await;
+            let bystander = renewed(&registry, "bystander").lease().await.unwrap();
+            let view = bystander.view();
+            let beside = tokio::spawn(async move {
+                tokio::time::sleep(3 * TTL).await;
+                bystander
+            });
+            let lock = renewed(&registry, "k");
+            let lease = tokio::spawn(async move {
+                let lease = lock.lease().await.unwrap();
+                thread::sleep(3 * TTL);
+                lease
+            });
+            let lease = lease.await.unwrap();
+            assert!(lease.is_valid() && view.is_valid(), "{threads} threads");
+            assert!(beside.await.unwrap().is_valid());
+            lease.release().await.unwrap();
+        });
+        elsewhere(async || {
+            let other = w.registry().await;
+            free(&other.obtain("bystander")).await;
+            free(&other.obtain("k")).await;
+        });
+    }
+}
+
+/// One event each time, however long it lasts. What follows on the runtime finds the connection as it was.
+pub(crate) fn a_busy_runtime_is_told_of_once_each_time<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let registry = w.registry().await;
+        let mut events = registry.events();
+        let lease = renewed(&registry, "k").lease().await.unwrap();
+        for _ in 0..2 {
+            thread::sleep(2 * TTL);
+            let told = told_so_far(&mut events).await;
+            assert_eq!(told_of(&told), 1, "{told:#?}");
+            assert!(registry.obtain("other").acquire_once().await.unwrap());
+            // Its own tasks are looked for once more.
+            tokio::time::sleep(TTL).await;
+            let told = told_so_far(&mut events).await;
+            assert_eq!(told_of(&told), 0, "{told:#?}");
+        }
+        lease.release().await.unwrap();
+    });
+}
+
+/// While it is busy nobody else notices anything of a connection that breaks.
+pub(crate) fn an_outage_while_the_runtime_is_busy_is_outlasted<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let registry = w.registry().await;
+        let lock = registry.obtain("k").ttl(2 * TTL);
+        let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+        thread::sleep(TTL);
+        w.set_offline(true);
+        thread::sleep(ms(300));
+        w.set_offline(false);
+        thread::sleep(4 * TTL);
+        assert!(lease.is_valid());
+        lease.release().await.unwrap();
+    });
+}
+
+/// There is one truth about a lease: whoever computes can look.
+pub(crate) fn a_loss_while_the_runtime_is_busy_is_seen_there<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let registry = w.registry().await;
+        let lock = registry.obtain("k").ttl(4 * TTL);
+        let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+        let deadline = lease.deadline();
+        w.expire("k");
+        block_until("the loss is seen", || !lease.is_valid());
+        assert!(tokio::time::Instant::now() < deadline);
+        assert!(lease.lost().await.is_lost());
+    });
+}
+
+/// The lease of a caller that does not ask for it ends, and is not renewed by anybody else either.
+pub(crate) fn a_fixed_lease_ends_while_the_runtime_is_busy<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let registry = w.registry().await;
+        let renewed = renewed(&registry, "renewed").lease().await.unwrap();
+        let fixed = registry.obtain("fixed").ttl(TTL).lease().await.unwrap();
+        let other_has_it = elsewhere(async || {
+            let other = w.registry().await;
+            assert!(
+                !other
+                    .obtain("renewed")
+                    .acquire_within(2 * TTL)
+                    .await
+                    .unwrap()
+            );
+            other.obtain("fixed").acquire_once().await.unwrap()
+        });
+        assert!(other_has_it && !fixed.is_valid() && renewed.is_valid());
+    });
+}
+
+/// A deadlock, say, must not keep its locks for ever.
+pub(crate) fn a_runtime_that_stays_busy_loses_its_leases_in_the_end<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let builder = w.builder().await.renew_while_busy(2 * TTL);
+        let registry = builder.build().unwrap();
+        let lease = renewed(&registry, "k").lease().await.unwrap();
+        let kept_for = elsewhere(async || {
+            let (other, begin) = (w.registry().await, Instant::now());
+            assert!(other.obtain("k").acquire().await.unwrap());
+            begin.elapsed()
+        });
+        assert!(!lease.is_valid());
+        let expected = 2 * TTL..=5 * TTL + LATE_AT_A_SERVER;
+        assert!(expected.contains(&kept_for), "{kept_for:?}");
+        // It comes back after all.
+        tokio::time::sleep(ms(100)).await;
+        let lease = renewed(&registry, "other").lease().await.unwrap();
+        thread::sleep(ms(2000));
+        assert!(lease.is_valid(), "and is kept for as long again");
+    });
+}
+
+pub(crate) fn without_a_heartbeat_a_busy_runtime_loses_its_leases<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let builder = w.builder().await.renew_while_busy(Duration::ZERO);
+        let registry = builder.build().unwrap();
+        let lease = renewed(&registry, "k").lease().await.unwrap();
+        thread::sleep(TTL + ms(10));
+        assert!(!lease.is_valid());
+    });
+}
+
+/// A grant that comes meanwhile is taken by nobody, and goes to the next.
+pub(crate) fn a_turn_that_comes_while_the_runtime_is_busy_goes_on<W: World>(w: &W) {
+    runtime(0).block_on(async {
+        let (registry, other) = (w.registry().await, w.registry().await);
+        let held = other.obtain("k").lease().await.unwrap();
+        let lock = renewed(&registry, "k");
+        let mut first = Box::pin(lock.lease());
+        assert!(poll_once(&mut first).await.is_none());
+        waiting(&lock, 1).await;
+        let took = elsewhere(async || {
+            let third = w.registry().await;
+            let third = third.obtain("k");
+            let mut second = Box::pin(third.lease());
+            assert!(poll_once(&mut second).await.is_none());
+            waiting(&third, 2).await;
+            let begin = Instant::now();
+            held.release().await.unwrap();
+            drop(second.await.unwrap());
+            begin.elapsed()
+        });
+        eprintln!("TURN after {took:?}");
+        let lease = first.await.unwrap();
+        assert!(is_held(&lock).await && lease.is_valid());
+    });
+}
+
+/// The threads of a runtime that is shut down may go on with what they do.
+pub(crate) fn a_runtime_that_ends_while_it_is_busy_is_left<W: World>(w: &W) {
+    let first = runtime(2);
+    let lease = first.block_on(async {
+        let registry = w.registry().await;
+        let lease = renewed(&registry, "k").lease().await.unwrap();
+        tokio::spawn(async move {
+            registry.obtain("any").inspect().await.unwrap();
+            thread::sleep(4 * TTL);
+        });
+        lease
+    });
+    thread::sleep(2 * TTL);
+    assert!(lease.is_valid());
+    first.shutdown_background();
+    runtime(0).block_on(async {
+        for _ in 0..30 {
+            assert!(lease.is_valid());
+            tokio::time::sleep(TTL / 10).await;
+        }
+        lease.release().await.unwrap();
+    });
+}
