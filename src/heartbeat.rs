@@ -3,7 +3,7 @@
 //! There is one for all registries of a process, while any of them has a use for it. Every sixth of a ttl it wakes the
 //! tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -37,8 +37,6 @@ pub(crate) struct Heartbeat {
     engine: Weak<Engine>,
     /// For how long it lends a runtime.
     longest: Duration,
-    /// Whether any of the keys in use may have a lease that is renewed.
-    renews: AtomicBool,
     /// The shortest ttl of the leases that are renewed, in microseconds, or [`RESTS`], or [`OFF`].
     ttl: AtomicU64,
     /// The ttl has become shorter.
@@ -50,7 +48,7 @@ const RESTS: u64 = 0;
 /// It never does anything: it is switched off, the clock of the registry's runtime is a test's own, or it has failed.
 const OFF: u64 = 1;
 
-/// All accesses of `renews` and `ttl` that follow each other on one side and cross on the other.
+/// Of the ttl, beside what the engine says.
 const IN_ORDER: Ordering = Ordering::SeqCst;
 
 impl Heartbeat {
@@ -60,22 +58,16 @@ impl Heartbeat {
             tasks,
             engine,
             longest,
-            renews: AtomicBool::new(false),
             ttl: AtomicU64::new(if longest.is_zero() { OFF } else { RESTS }),
             sooner: Notify::new(),
         }
     }
 
-    /// Whether any of the keys in use may have a lease that is renewed. Said under the lock of the registry's state.
-    pub(crate) fn renews(&self, renews: bool) {
-        if self.renews.load(Ordering::Relaxed) != renews {
-            self.renews.store(renews, IN_ORDER);
-        }
-    }
-
-    /// A lease with this ttl is wanted, which is to be renewed; that was said before.
+    /// A lease with this ttl is wanted, which is to be renewed; the engine says so from now on.
     pub(crate) fn need(self: &Arc<Self>, ttl: Duration) {
-        let micros = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
+        // No ttl is longer than a day.
+        let micros =
+            (ttl.as_secs().saturating_mul(1_000_000)).saturating_add(ttl.subsec_micros().into());
         let known = self.ttl.load(IN_ORDER);
         if known == RESTS || known > micros {
             self.need_sooner(micros);
@@ -102,6 +94,7 @@ impl Heartbeat {
     /// Looks after the registry's tasks until no lease is renewed.
     async fn run(self: Arc<Self>) {
         let _end = OffAtPanic(&self);
+        let is_needed = || self.engine.upgrade().is_some_and(|it| it.renews());
         let mut busy: Option<Busy> = None;
         loop {
             let began = Instant::now();
@@ -116,17 +109,17 @@ impl Heartbeat {
             {
                 let _ = timeout(left, self.sooner.notified()).await;
             }
-            if self.ttl.load(Ordering::Relaxed) == OFF || self.engine.strong_count() == 0 {
+            if self.ttl.load(Ordering::Relaxed) == OFF {
                 return self.tasks.leave();
             }
-            if self.renews.load(IN_ORDER) || self.tasks.away_since().is_some() {
+            if is_needed() || self.tasks.away_since().is_some() {
                 self.look(&mut busy).await;
                 continue;
             }
             let ttl = self.ttl.swap(RESTS, IN_ORDER);
             // Somebody may have come before that, and relied on it; unless another run has begun meanwhile.
             let goes_on = || self.ttl.compare_exchange(RESTS, ttl, IN_ORDER, IN_ORDER);
-            if !self.renews.load(IN_ORDER) || goes_on().is_err() {
+            if !is_needed() || goes_on().is_err() {
                 return;
             }
         }

@@ -75,7 +75,6 @@ impl Engine {
         state.closed = true;
         state.timeouts.clear();
         let entries = mem::take(&mut state.entries);
-        self.heartbeat.renews(false);
         let now = state.latest;
         let held = entries.values().flat_map(|entry| entry.lines.callers());
         for caller in held.map(|caller| &caller.0).chain(&dropped) {

@@ -36,7 +36,6 @@ impl Engine {
         let mut state = self.lock();
         let entries = mem::take(&mut state.entries);
         state.timeouts.clear();
-        self.heartbeat.renews(false);
         let (session, kept) = (state.session.take(), state.keep_alive.take());
         self.events.end();
         drop(state);

@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) up: Option<bool>,
     /// Whether the log has a warning of the outage that lasts.
     pub(super) warned: bool,
+    /// Whether any of the keys in use may have a lease that is renewed; perhaps of one that was.
+    pub(super) renews: bool,
     /// No new callers are taken: the registry is drained, or shut down.
     pub(super) closed: bool,
     pub(super) session: Option<Arc<dyn Session>>,

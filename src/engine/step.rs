@@ -74,7 +74,6 @@ impl Engine {
         }
         if state.entries.is_empty() {
             deferred.idle = true;
-            self.heartbeat.renews(false);
             deferred.kept = state.keep_alive.take();
             if state.closed {
                 // Also if nobody awaited the shutdown to its end.
