@@ -1,4 +1,4 @@
-//! The thread that lends the tasks of a registry a runtime while their own is busy, so that leases are renewed (H7).
+//! The thread that lends the tasks of a registry a runtime while their own is busy, so that leases are renewed (D8).
 //!
 //! There is one for all registries of a process, while any of them has a use for it. Every sixth of a ttl it wakes the
 //! tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
@@ -48,7 +48,7 @@ const RESTS: u64 = 0;
 /// It never does anything: it is switched off, the clock of the registry's runtime is a test's own, or it has failed.
 const OFF: u64 = 1;
 
-/// Of the ttl, beside what the engine says.
+/// Who needs it says so to the engine first, and then here; who rests does so here first.
 const IN_ORDER: Ordering = Ordering::SeqCst;
 
 impl Heartbeat {
@@ -66,8 +66,7 @@ impl Heartbeat {
     /// A lease with this ttl is wanted, which is to be renewed; the engine says so from now on.
     pub(crate) fn need(self: &Arc<Self>, ttl: Duration) {
         // No ttl is longer than a day.
-        let micros =
-            (ttl.as_secs().saturating_mul(1_000_000)).saturating_add(ttl.subsec_micros().into());
+        let micros = ttl.as_secs() * 1_000_000 + u64::from(ttl.subsec_micros());
         let known = self.ttl.load(IN_ORDER);
         if known == RESTS || known > micros {
             self.need_sooner(micros);
@@ -151,14 +150,15 @@ impl Heartbeat {
             return;
         };
         let is_told = false;
-        let busy = busy.get_or_insert(Busy { since, is_told });
+        let spell = busy.get_or_insert(Busy { since, is_told });
         let lasts = since.elapsed();
-        if !busy.is_told && lasts >= self.pause().min(self.longest) {
-            busy.is_told = true;
+        if !spell.is_told && lasts >= self.pause().min(self.longest) {
+            spell.is_told = true;
             let engine = self.engine.upgrade();
             tell(move || engine.iter().for_each(|engine| engine.tell_busy(lasts)));
         }
         if lasts >= self.longest {
+            *busy = None;
             self.tasks.leave();
             let told = "the runtime is still busy: leases are not renewed any more";
             tell(move || log!(error, ?lasts, "{told}"));
