@@ -116,7 +116,8 @@ impl Heartbeat {
                 continue;
             }
             let ttl = self.ttl.swap(RESTS, IN_ORDER);
-            // Somebody may have come before that, and relied on it; unless another run has begun meanwhile.
+            // A caller that came before the swap has started no run and relies on this one. One that came after it has
+            // started another.
             let goes_on = || self.ttl.compare_exchange(RESTS, ttl, IN_ORDER, IN_ORDER);
             if !is_needed() || goes_on().is_err() {
                 return;
@@ -243,11 +244,16 @@ fn serve(mut registries: UnboundedReceiver<Arc<Heartbeat>>) {
     let made = match made {
         Ok(made) => runtime.insert(made),
         Err(error) => {
+            // Nobody who was handed over, or is meanwhile, may believe to be looked after.
+            registries.close();
+            while let Ok(registry) = registries.try_recv() {
+                registry.ttl.store(OFF, IN_ORDER);
+            }
             log!(warn, %error, "no runtime could be made that renews leases while the other is busy");
             return;
         }
     };
-    roaming::lend(|| {
+    roaming::as_lender(|| {
         made.block_on(async {
             let mut served = JoinSet::new();
             loop {

@@ -25,14 +25,16 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
-/// Who polls the present task of this thread.
+/// What this thread does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
+    /// It polls a registry's task on the task's own runtime.
     Host,
+    /// It polls a registry's task whose own runtime is busy.
     Guest,
-    /// It is none of a registry.
+    /// Anything else.
     Elsewhere,
-    /// The same, on the thread that has guests.
+    /// Anything else, on the thread that has guests.
     Lender,
 }
 
@@ -42,7 +44,7 @@ thread_local! {
     static HOST: RefCell<Option<Handle>> = const { RefCell::new(None) };
 }
 
-/// Where something was polled last.
+/// Where a timer or a socket was polled last, and so is registered.
 #[derive(Debug)]
 pub(crate) struct Spot(Option<Place>);
 
@@ -51,20 +53,20 @@ impl Spot {
         Self(Some(PLACE.get()))
     }
 
-    /// So it has moved when it is polled first.
+    /// The first poll counts as a move.
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn unknown() -> Self {
         Self(None)
     }
 
-    /// Whether it is polled elsewhere now.
+    /// Whether the present poll is at another place than the last one.
     pub(crate) fn has_moved(&mut self) -> bool {
         let here = Some(PLACE.get());
         std::mem::replace(&mut self.0, here) != here
     }
 }
 
-/// Polls with this place.
+/// Runs `poll` with this thread marked as being at `place`.
 fn at<R>(place: Place, poll: impl FnOnce() -> R) -> R {
     struct Back(Place);
     impl Drop for Back {
@@ -76,7 +78,8 @@ fn at<R>(place: Place, poll: impl FnOnce() -> R) -> R {
     poll()
 }
 
-/// The runtime for a task that is to be started here: for a guest, that of its host.
+/// The runtime on which a new task is to be started. A task that a guest polls starts others on its host's runtime, and
+/// the thread that has guests starts none.
 pub(crate) fn runtime() -> Option<Handle> {
     match PLACE.get() {
         Place::Elsewhere | Place::Host => Handle::try_current().ok(),
@@ -85,8 +88,8 @@ pub(crate) fn runtime() -> Option<Handle> {
     }
 }
 
-/// Runs what has guests.
-pub(crate) fn lend<R>(run: impl FnOnce() -> R) -> R {
+/// Marks this thread, while it runs `run`, as the one that has guests.
+pub(crate) fn as_lender<R>(run: impl FnOnce() -> R) -> R {
     at(Place::Lender, run)
 }
 
@@ -117,7 +120,7 @@ struct Work {
 }
 
 impl Tasks {
-    /// Runs a task on the runtime. It is dropped with that.
+    /// Runs a task on the runtime. If the runtime ends, the task is dropped.
     pub(crate) fn spawn(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
         let task = Arc::new(Task {
             host: runtime.clone(),
@@ -187,7 +190,7 @@ impl Tasks {
 
 impl Task {
     fn lock(&self) -> MutexGuard<'_, Work> {
-        // A panic of the task is told by its poll, which then has ended it.
+        // A panic of the task is reported where it is polled. The fields of `Work` are consistent all the same.
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

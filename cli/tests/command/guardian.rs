@@ -10,6 +10,18 @@ use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_block
 
 const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "1s", "k", "--", "sh"];
 
+/// Under a short lease, a command that cannot be run.
+const NOTHING: [&str; 8] = [
+    "run",
+    "--ttl",
+    "1s",
+    "--kill-after",
+    "100ms",
+    "k",
+    "--",
+    "no-such-command",
+];
+
 /// A script that notes the time every 10 ms, and ignores SIGTERM.
 fn beating(beats: &Path) -> String {
     let beats = beats.display();
@@ -242,17 +254,7 @@ fn a_guardian_that_starts_slowly_knows_the_deadline() {
 #[test]
 fn no_command_starts_after_its_lease() {
     let server = RedisServer::start();
-    let arguments = [
-        "run",
-        "--ttl",
-        "1s",
-        "--kill-after",
-        "100ms",
-        "k",
-        "--",
-        "no-such-command",
-    ];
-    let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
+    let (program, guardian) = with_a_slow_guardian(&server.url(), &NOTHING);
     assert!(server.del("lock:k"));
     // No renewal can have proved it since.
     std::thread::sleep(Duration::from_secs(1));
@@ -266,17 +268,7 @@ fn no_command_starts_after_its_lease() {
 fn a_guardian_that_starts_slowly_costs_no_lease() {
     on_a_steady_machine_blocking(|| {
         let server = RedisServer::start();
-        let arguments = [
-            "run",
-            "--ttl",
-            "1s",
-            "--kill-after",
-            "100ms",
-            "k",
-            "--",
-            "no-such-command",
-        ];
-        let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
+        let (program, guardian) = with_a_slow_guardian(&server.url(), &NOTHING);
         std::thread::sleep(Duration::from_secs(3));
         assert!(server.exists("lock:k"));
         kill_process(guardian, Signal::CONT).unwrap();

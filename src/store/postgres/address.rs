@@ -13,7 +13,7 @@ use tokio_postgres::{Config, NoTls, SimpleQueryMessage};
 
 use super::connection::Connection;
 use super::fault::{Address, Fault};
-use super::socket::{self, Place, Socket};
+use super::socket::{self, Destination, Socket};
 use crate::roaming::time::timeout;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
@@ -218,7 +218,7 @@ impl Endpoint {
         self.open(host, within, NoTls).await
     }
 
-    /// Connects to any of the places of a host.
+    /// Connects to any of the destinations of a host.
     async fn open<T>(
         &self,
         host: &Config,
@@ -229,10 +229,10 @@ impl Endpoint {
         T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
     {
-        let places = socket::places(host).await;
+        let destinations = socket::destinations(host).await;
         let mut end = Err(Fault::url("it has no host"));
-        for place in places.map_err(|error| self.unreachable(&error))? {
-            end = self.open_at(place, host, within, &mut tls).await;
+        for destination in destinations.map_err(|error| self.unreachable(&error))? {
+            end = self.open_at(destination, host, within, &mut tls).await;
             if end.is_ok() {
                 break;
             }
@@ -246,7 +246,7 @@ impl Endpoint {
 
     async fn open_at<T>(
         &self,
-        place: Place,
+        destination: Destination,
         host: &Config,
         within: Duration,
         tls: &mut T,
@@ -261,7 +261,7 @@ impl Endpoint {
         };
         let connector = tls.make_tls_connect(name);
         let connector = connector.map_err(|error| self.unreachable(&io::Error::other(error)))?;
-        let socket = place.connect(host).await;
+        let socket = destination.connect(host).await;
         let socket = socket.map_err(|error| self.unreachable(&error))?;
         let opened = host.connect_raw(socket, connector).await;
         let (client, connection) = opened.map_err(|error| Fault::connect(&self.address, &error))?;

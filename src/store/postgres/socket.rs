@@ -23,38 +23,40 @@ pub(super) type Socket = Either<Roaming<TcpStream>, Roaming<UnixStream>>;
 #[cfg(not(unix))]
 pub(super) type Socket = Either<Roaming<TcpStream>, Roaming<TcpStream>>;
 
-/// One of the places where a host listens.
-pub(super) enum Place {
+/// One of the addresses where a host may listen.
+pub(super) enum Destination {
     Tcp(SocketAddr),
     #[cfg(unix)]
     Unix(PathBuf),
 }
 
-/// The places of the one host that is configured: an address goes before a name.
-pub(super) async fn places(host: &Config) -> io::Result<Vec<Place>> {
+/// The addresses of the one host that is configured. If it has an address and a name, the name is not looked up.
+pub(super) async fn destinations(host: &Config) -> io::Result<Vec<Destination>> {
     let port = host.get_ports().first().copied().unwrap_or(5432);
     if let Some(address) = host.get_hostaddrs().first() {
-        return Ok(vec![Place::Tcp(SocketAddr::new(*address, port))]);
+        return Ok(vec![Destination::Tcp(SocketAddr::new(*address, port))]);
     }
-    let mut places: Vec<_> = match host.get_hosts().first() {
+    let mut destinations: Vec<_> = match host.get_hosts().first() {
         Some(Host::Tcp(name)) => lookup_host((name.clone(), port))
             .await?
-            .map(Place::Tcp)
+            .map(Destination::Tcp)
             .collect(),
         #[cfg(unix)]
-        Some(Host::Unix(folder)) => vec![Place::Unix(folder.join(format!(".s.PGSQL.{port}")))],
+        Some(Host::Unix(folder)) => {
+            vec![Destination::Unix(folder.join(format!(".s.PGSQL.{port}")))]
+        }
         None => Vec::new(),
     };
     if host.get_load_balance_hosts() == LoadBalanceHosts::Random {
-        places.shuffle(&mut rand::rng());
+        destinations.shuffle(&mut rand::rng());
     }
-    match places.is_empty() {
+    match destinations.is_empty() {
         true => Err(io::Error::other("could not resolve any addresses")),
-        false => Ok(places),
+        false => Ok(destinations),
     }
 }
 
-impl Place {
+impl Destination {
     /// Connects with the time-outs that are configured.
     pub(super) async fn connect(self, host: &Config) -> io::Result<Socket> {
         let connecting = async {
