@@ -162,23 +162,23 @@ impl Task {
     /// Spawns the task on the runtime noted last. If that runtime has ended, the spawn drops the task. `Drop` then
     /// calls this again.
     fn start(engine: Weak<Engine>, shared: Arc<Shared>) {
-        let mut runtimes = shared.runtimes();
-        // A runtime without timers serves as little as one that has ended.
-        while runtimes
-            .known
-            .last()
-            .is_some_and(|it| !has_timers(&it.handle))
-        {
-            runtimes.known.pop();
-        }
-        let Some(latest) = runtimes.known.last() else {
-            // Still under the lock: whoever notes a runtime after this look sees that no task runs, and
-            // starts one.
-            shared.running.store(false, Ordering::Release);
-            return;
+        let runtime = loop {
+            let runtimes = shared.runtimes();
+            let Some(latest) = runtimes.known.last() else {
+                // Still under the lock: whoever notes a runtime after this look sees that no task runs, and
+                // starts one.
+                shared.running.store(false, Ordering::Release);
+                return;
+            };
+            let runtime = latest.handle.clone();
+            // The hook of a panic is the user's code.
+            drop(runtimes);
+            if has_timers(&runtime) {
+                break runtime;
+            }
+            // It serves as little as one that has ended.
+            shared.runtimes().remove(runtime.id());
         };
-        let runtime = latest.handle.clone();
-        drop(runtimes);
         let task = Self {
             engine,
             shared,
@@ -205,7 +205,10 @@ impl Task {
 
 /// Tokio tells it by a panic alone.
 fn has_timers(runtime: &Handle) -> bool {
-    let _entered = runtime.enter();
+    // A thread that ends has no more locals, and cannot enter it (H6).
+    let Ok(_entered) = catch_unwind(AssertUnwindSafe(|| runtime.enter())) else {
+        return true;
+    };
     catch_unwind(|| drop(sleep(Duration::ZERO))).is_ok()
 }
 
