@@ -8,6 +8,7 @@ use crate::renewal::Renewal;
 use crate::repeat::Repeat;
 use crate::settings::Settings;
 use crate::store::LockStore;
+use crate::store::contract::RegistryOptions;
 use crate::{BuildError, LockRegistry};
 
 /// Settings of a registry; made by [`LockRegistry::builder`].
@@ -17,6 +18,8 @@ use crate::{BuildError, LockRegistry};
 pub struct LockRegistryBuilder {
     store: Arc<dyn LockStore>,
     settings: Settings,
+    /// What the caller has set, of what a url may say as well.
+    set: RegistryOptions,
     clock: Clock,
 }
 
@@ -25,6 +28,7 @@ impl LockRegistryBuilder {
         Self {
             store: Arc::new(store),
             settings: Settings::default(),
+            set: RegistryOptions::default(),
             clock: Clock::system(),
         }
     }
@@ -34,13 +38,16 @@ impl LockRegistryBuilder {
     ///
     /// The lock `key` is named `prefix:key`, so the first `:` ends the prefix. A part of a service is `shop-billing`, or
     /// begins the keys: the prefix `shop` with the key `billing:7`.
+    ///
+    /// In a url it is `?prefix=`. If both are given, they must be the same.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
-        self.settings.prefix = prefix.into().into();
+        self.set.prefix = Some(prefix.into());
         self
     }
 
     /// A name that [`Lock::inspect`](crate::Lock::inspect) shows for locks of this registry, such as a host name: 1 to
-    /// 64 of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`. Names need not be unique. Default: none.
+    /// 64 of `A-Z`, `a-z`, `0-9`, `.`, `_` and `-`. Names need not be unique. Default: `?name=` of the
+    /// url, or none.
     ///
     /// # Examples
     ///
@@ -56,7 +63,7 @@ impl LockRegistryBuilder {
     /// # Ok(()) }
     /// ```
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.settings.name = Some(name.into());
+        self.set.name = Some(name.into());
         self
     }
 
@@ -110,9 +117,9 @@ impl LockRegistryBuilder {
     }
 
     /// How long the store may take to answer before its connection is given up and made again: from 1 ms to 24 h.
-    /// Default: 1 s.
+    /// Default: `?response_timeout=` of the url, or 1 s.
     pub fn response_timeout(mut self, response_timeout: Duration) -> Self {
-        self.settings.response_timeout = response_timeout;
+        self.set.response_timeout = Some(response_timeout);
         self
     }
 
@@ -137,7 +144,7 @@ impl LockRegistryBuilder {
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if a setting is out of range.
+    /// [`BuildError`] if a setting is out of range, or the url of the store has another prefix.
     ///
     /// # Examples
     ///
@@ -146,7 +153,9 @@ impl LockRegistryBuilder {
     /// let error = LockRegistry::builder(MemoryStore::new()).prefix("").build().unwrap_err();
     /// assert_eq!(error.to_string(), "invalid setting `prefix`: must not be empty");
     /// ```
-    pub fn build(self) -> Result<LockRegistry, BuildError> {
+    pub fn build(mut self) -> Result<LockRegistry, BuildError> {
+        self.settings
+            .take(self.set, self.store.registry_options())?;
         self.settings.check()?;
         let engine = Engine::new(&self.store, self.settings, self.clock);
         Ok(LockRegistry::new(engine))
@@ -164,6 +173,7 @@ impl fmt::Debug for LockRegistryBuilder {
         f.debug_struct("LockRegistryBuilder")
             .field("store", &self.store)
             .field("settings", &self.settings)
+            .field("set", &self.set)
             .finish_non_exhaustive()
     }
 }

@@ -59,25 +59,71 @@ impl LockRegistry {
     /// `redis+sentinel://host,host/service` (feature `sentinel`). Or to a PostgreSQL database:
     /// `postgres://[user[:password]@]host[:port][/database]` (feature `postgres`).
     ///
+    /// The options of urls, such as `?prefix=shop&name=web-1`, are listed in `docs/urls.md`. For settings beside the url
+    /// there is [`builder_for`](Self::builder_for).
+    ///
     /// # Errors
     ///
-    /// [`StoreError`](crate::StoreError) if the url is invalid, or the server cannot be reached within 5 s. If the
-    /// service may start before its server, use `connect_lazy` of the store.
+    /// [`StoreError`](crate::StoreError) if the url is invalid, or the server cannot be reached within 5 s (or
+    /// `?connect_timeout=`). If the service may start before its server, use [`builder_for`](Self::builder_for).
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub fn connect(url: impl Into<String>) -> Connect {
         let url = url.into();
         Operation::new(async move {
             #[cfg(all(feature = "postgres", feature = "redis"))]
-            if url.starts_with("postgres") {
+            if is_postgres(&url) {
                 let store = crate::store::PostgresStore::connect(url).await?;
-                return Ok(Self::with_defaults(store));
+                return Self::of_url(store);
             }
             #[cfg(feature = "redis")]
             let store = crate::store::RedisStore::connect(url).await?;
             #[cfg(not(feature = "redis"))]
             let store = crate::store::PostgresStore::connect(url).await?;
-            Ok(Self::with_defaults(store))
+            Self::of_url(store)
         })
+    }
+
+    /// Builds a registry on the store that a url names, with settings of its own. The urls are those of
+    /// [`connect`](Self::connect).
+    ///
+    /// Nothing is sent: the registry connects when it is first used, and a service may start before its server.
+    ///
+    /// # Errors
+    ///
+    /// If the url is invalid, or needs a feature that is not enabled.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use lockstream::LockRegistry;
+    /// # fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let url = std::env::var("LOCKS_URL")?;
+    /// let locks = LockRegistry::builder_for(url)?
+    ///     .prefix("shop")
+    ///     .ttl(Duration::from_secs(10))
+    ///     .build()?;
+    /// # let _ = locks; Ok(()) }
+    /// ```
+    #[cfg(any(feature = "redis", feature = "postgres"))]
+    pub fn builder_for(url: impl AsRef<str>) -> Result<LockRegistryBuilder, crate::StoreError> {
+        let url = url.as_ref();
+        #[cfg(all(feature = "postgres", feature = "redis"))]
+        if is_postgres(url) {
+            return crate::store::PostgresStore::connect_lazy(url).map(Self::builder);
+        }
+        #[cfg(feature = "redis")]
+        let store = crate::store::RedisStore::connect_lazy(url);
+        #[cfg(not(feature = "redis"))]
+        let store = crate::store::PostgresStore::connect_lazy(url);
+        store.map(Self::builder)
+    }
+
+    #[cfg(any(feature = "redis", feature = "postgres"))]
+    fn of_url(store: impl LockStore) -> Result<Self, crate::StoreError> {
+        // The url may say what is out of range.
+        let built = Self::builder(store).build();
+        built.map_err(crate::StoreError::lasting)
     }
 
     fn with_defaults(store: impl LockStore) -> Self {
@@ -417,3 +463,10 @@ pub type Shutdown = Operation<()>;
 
 /// Future of [`LockRegistry::drain`].
 pub type Drain = Operation<()>;
+#[cfg(all(feature = "postgres", feature = "redis"))]
+fn is_postgres(url: &str) -> bool {
+    let scheme = url.split(':').next().unwrap_or(url);
+    ["postgres", "postgresql"]
+        .iter()
+        .any(|it| scheme.eq_ignore_ascii_case(it))
+}

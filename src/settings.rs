@@ -5,6 +5,7 @@ use crate::BuildError;
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::Repeat;
+use crate::store::contract::RegistryOptions;
 use crate::token::MOST_PASSES;
 use crate::turnstile::{AtEnd, Rules};
 
@@ -125,6 +126,31 @@ impl Settings {
             max_waiters: self.max_waiters,
             response_timeout: self.response_timeout,
         }
+    }
+
+    /// Takes what the builder was told, and else what the url says.
+    pub(crate) fn take(
+        &mut self,
+        set: RegistryOptions,
+        url: RegistryOptions,
+    ) -> Result<(), BuildError> {
+        // Whoever writes the url and whoever writes the code would lock different things.
+        if let (Some(set), Some(url)) = (&set.prefix, &url.prefix)
+            && set != url
+        {
+            return Err(BuildError {
+                setting: "prefix",
+                reason: "the url of the store has another one",
+            });
+        }
+        if let Some(prefix) = set.prefix.or(url.prefix) {
+            self.prefix = prefix.into();
+        }
+        self.name = set.name.or(url.name);
+        if let Some(within) = set.response_timeout.or(url.response_timeout) {
+            self.response_timeout = within;
+        }
+        Ok(())
     }
 
     /// Refuses the first setting that is out of range.

@@ -355,6 +355,14 @@ impl SessionConfig {
     }
 }
 
+/// What a url says of a registry. The registry's builder may say the rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegistryOptions {
+    pub(crate) prefix: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) response_timeout: Option<Duration>,
+}
+
 /// A lock as it is in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyStatus {

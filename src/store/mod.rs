@@ -39,6 +39,8 @@ mod submitted;
 mod support;
 #[cfg(all(feature = "tls-rustls", any(feature = "redis", feature = "postgres")))]
 mod tls;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod url;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -74,6 +76,12 @@ pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
         true
     }
 
+    /// What its url says of the registry.
+    #[doc(hidden)]
+    fn registry_options(&self) -> contract::RegistryOptions {
+        contract::RegistryOptions::default()
+    }
+
     /// Its identity, if known. Two stores with the same identity cannot both be members of a quorum.
     #[doc(hidden)]
     fn place(&self) -> Option<String> {
@@ -92,6 +100,10 @@ impl<S: LockStore + ?Sized> LockStore for Arc<S> {
 
     fn shares(&self) -> bool {
         (**self).shares()
+    }
+
+    fn registry_options(&self) -> contract::RegistryOptions {
+        (**self).registry_options()
     }
 
     fn place(&self) -> Option<String> {

@@ -4,11 +4,17 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring::default_provider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore,
+    SignatureScheme,
+};
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 
@@ -20,13 +26,55 @@ pub(in crate::store) struct Tls {
     /// `None`: those of the system, read from its files at the first connection.
     roots: Option<Arc<RootCertStore>>,
     client: Option<Arc<SingleCertAndKey>>,
+    verify: Verify,
+    /// In place of the host in the url.
+    name: Option<ServerName<'static>>,
     connector: OnceCell<TlsConnector>,
 }
 
+/// How much of a server's certificate is checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::store) enum Verify {
+    /// Who signed it, and the name.
+    #[default]
+    Full,
+    /// Who signed it.
+    Chain,
+    /// Whoever answers is trusted.
+    Nothing,
+}
+
 impl Tls {
-    /// Whether the user gave any.
-    pub(in crate::store) fn has_certificates(&self) -> bool {
-        self.roots.is_some() || self.client.is_some()
+    /// Whether the user set anything.
+    pub(in crate::store) fn is_set(&self) -> bool {
+        self.has_roots()
+            || self.client.is_some()
+            || self.name.is_some()
+            || self.verify != Verify::Full
+    }
+
+    /// Whether the authorities are given, in place of those of the system.
+    pub(in crate::store) fn has_roots(&self) -> bool {
+        self.roots.is_some()
+    }
+
+    /// With this much checked.
+    pub(in crate::store) fn verifying(self, verify: Verify) -> Self {
+        Self { verify, ..self }
+    }
+
+    /// For servers whose certificate has this name, whatever the host in the url.
+    pub(in crate::store) fn naming(self, name: &str) -> Result<Self, String> {
+        let name = server_name(name).ok_or("the server name cannot be in a certificate")?;
+        Ok(Self {
+            name: Some(name),
+            ..self
+        })
+    }
+
+    /// The name that the certificate of this host must have.
+    pub(in crate::store) fn name_of(&self, host: &str) -> Option<ServerName<'static>> {
+        self.name.clone().or_else(|| server_name(host))
     }
 
     /// With these authorities, in PEM, and those that it was given before.
@@ -65,19 +113,99 @@ impl Tls {
     }
 
     async fn make_connector(&self) -> io::Result<TlsConnector> {
-        let roots = match &self.roots {
-            Some(roots) => roots.clone(),
-            None => tokio::task::spawn_blocking(system_roots).await??,
-        };
-        let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        let provider = Arc::new(default_provider());
+        let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
-            .map_err(io::Error::other)?
-            .with_root_certificates(roots);
+            .map_err(io::Error::other)?;
+        let config = if self.verify == Verify::Nothing {
+            config
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Lenient(Err(provider))))
+        } else {
+            let roots = match &self.roots {
+                Some(roots) => roots.clone(),
+                None => tokio::task::spawn_blocking(system_roots).await??,
+            };
+            let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+            let verifier = verifier.map_err(io::Error::other)?;
+            match self.verify {
+                Verify::Chain => config
+                    .dangerous()
+                    .with_custom_certificate_verifier(Arc::new(Lenient(Ok(verifier)))),
+                _ => config.with_webpki_verifier(verifier),
+            }
+        };
         let config = match &self.client {
             Some(client) => config.with_client_cert_resolver(client.clone()),
             None => config.with_no_client_auth(),
         };
         Ok(Arc::new(config).into())
+    }
+}
+
+/// Checks who signed the certificate, and no name; or, without a verifier, nothing but that the server has the key of
+/// its certificate.
+#[derive(Debug)]
+struct Lenient(Result<Arc<WebPkiServerVerifier>, Arc<CryptoProvider>>);
+
+impl ServerCertVerifier for Lenient {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let Ok(verifier) = &self.0 else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        // The name is checked last.
+        match verifier.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        match &self.0 {
+            Ok(verifier) => verifier.verify_tls12_signature(message, certificate, signed),
+            Err(provider) => {
+                let algorithms = &provider.signature_verification_algorithms;
+                verify_tls12_signature(message, certificate, signed, algorithms)
+            }
+        }
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        match &self.0 {
+            Ok(verifier) => verifier.verify_tls13_signature(message, certificate, signed),
+            Err(provider) => {
+                let algorithms = &provider.signature_verification_algorithms;
+                verify_tls13_signature(message, certificate, signed, algorithms)
+            }
+        }
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        match &self.0 {
+            Ok(verifier) => verifier.supported_verify_schemes(),
+            Err(provider) => provider
+                .signature_verification_algorithms
+                .supported_schemes(),
+        }
     }
 }
 

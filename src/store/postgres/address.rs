@@ -169,7 +169,7 @@ impl Endpoint {
     /// Takes the certificates that a builder was given.
     #[cfg(feature = "tls-rustls")]
     pub(super) fn secure(&mut self, tls: Tls) -> Result<(), Fault> {
-        if tls.has_certificates() {
+        if tls.is_set() {
             if self.config.get_ssl_mode() == SslMode::Disable {
                 return Err(Fault::certificates("the url says that there is no TLS"));
             }

@@ -145,10 +145,10 @@ impl Endpoint {
     /// Takes the TLS configuration of its store, if it needs one.
     #[cfg(feature = "tls-rustls")]
     pub(super) fn secure(&mut self, tls: &Arc<Tls>) -> Result<(), Fault> {
-        if tls.has_certificates() && !self.is_tls() {
+        if tls.is_set() && !self.is_tls() {
             return Err(Fault::invalid("certificates", "they need a rediss:// url"));
         }
-        if tls.has_certificates() || matches!(self.opener, Opener::Tls(_)) {
+        if tls.is_set() || matches!(self.opener, Opener::Tls(_)) {
             self.opener = Opener::Tls(tls.clone());
         }
         Ok(())

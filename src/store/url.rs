@@ -1,0 +1,231 @@
+//! The options of a store's url: what follows the `?`. Each is taken by name, and what nobody takes is refused.
+
+use std::path::Path;
+use std::time::Duration;
+
+use percent_encoding::percent_decode_str;
+
+use super::contract::RegistryOptions;
+#[cfg(feature = "tls-rustls")]
+use super::tls::Tls;
+use crate::settings::RESPONSE_TIMEOUT;
+
+/// How long connecting may take, unless the url or the builder says otherwise.
+pub(in crate::store) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The options of a url that were not taken yet.
+#[derive(Debug)]
+pub(in crate::store) struct UrlOptions {
+    left: Vec<(String, String)>,
+}
+
+impl UrlOptions {
+    /// Reads what follows the `?`. An error shows no value: it may be a password.
+    pub(in crate::store) fn parse(query: &str) -> Result<Self, String> {
+        let mut left: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let name = decode(name)?;
+            if !is_name(&name) {
+                return Err("an option has a name with other characters than letters, digits, '_', '-' and '.' \
+                     (percent-encode a ? or & of the password: %3F %26)"
+                    .to_owned());
+            }
+            if left.iter().any(|(before, _)| *before == name) {
+                return Err(format!("the option {name} is given twice"));
+            }
+            left.push((name, decode(value)?));
+        }
+        Ok(Self { left })
+    }
+
+    /// The value of the option with one of these names, which mean the same.
+    pub(in crate::store) fn take(&mut self, names: &[&str]) -> Result<Option<String>, String> {
+        let mut found = self
+            .left
+            .extract_if(.., |(name, _)| names.contains(&&**name));
+        let (first, second) = (found.next(), found.next());
+        drop(found);
+        match (first, second) {
+            (Some((first, _)), Some((second, _))) => {
+                Err(format!("the options {first} and {second} mean the same"))
+            }
+            (first, _) => Ok(first.map(|(_, value)| value)),
+        }
+    }
+
+    /// The same for a time: a number of seconds, or `500ms`, `5s`, `2m`.
+    pub(in crate::store) fn take_time(
+        &mut self,
+        names: &[&str],
+    ) -> Result<Option<Duration>, String> {
+        let Some(value) = self.take(names)? else {
+            return Ok(None);
+        };
+        let time = read_time(&value).filter(|time| RESPONSE_TIMEOUT.contains(time));
+        let name = names[0];
+        let refused =
+            || format!("{name} must be from 1ms to 24h, such as 5 (seconds), 5s or 500ms");
+        time.ok_or_else(refused).map(Some)
+    }
+
+    /// The same for a switch: `true`, `yes`, `on` or `1`, and their contraries.
+    pub(in crate::store) fn take_switch(&mut self, names: &[&str]) -> Result<Option<bool>, String> {
+        let Some(value) = self.take(names)? else {
+            return Ok(None);
+        };
+        match &*value.to_ascii_lowercase() {
+            "true" | "yes" | "on" | "1" => Ok(Some(true)),
+            "false" | "no" | "off" | "0" => Ok(Some(false)),
+            _ => Err(format!("{} must be true or false", names[0])),
+        }
+    }
+
+    /// What the url says of the registry.
+    pub(in crate::store) fn take_registry(&mut self) -> Result<RegistryOptions, String> {
+        Ok(RegistryOptions {
+            prefix: self.take(&["prefix"])?,
+            name: self.take(&["name"])?,
+            response_timeout: self.take_time(&["response_timeout"])?,
+        })
+    }
+
+    /// What the url says of TLS: `ca_file`, `cert_file` and `key_file` in PEM, `server_name`, and
+    /// `danger_accept_invalid_certificates`. Other names of the three files are those of other libraries.
+    #[cfg(feature = "tls-rustls")]
+    pub(in crate::store) fn take_tls(&mut self) -> Result<Tls, String> {
+        let mut tls = Tls::default();
+        if let Some(path) = self.take(CA_FILE)? {
+            tls = tls.trusting(&read(CA_FILE[0], &path)?)?;
+        }
+        match (self.take(CERT_FILE)?, self.take(KEY_FILE)?) {
+            (Some(certificate), Some(key)) => {
+                let certificate = read(CERT_FILE[0], &certificate)?;
+                tls = tls.showing(&certificate, &read(KEY_FILE[0], &key)?)?;
+            }
+            (None, None) => {}
+            _ => return Err("cert_file and key_file need each other".to_owned()),
+        }
+        if let Some(name) = self.take(&["server_name"])? {
+            tls = tls.naming(&name)?;
+        }
+        if self.take_switch(&[DANGER])? == Some(true) {
+            tls = tls.verifying(super::tls::Verify::Nothing);
+        }
+        Ok(tls)
+    }
+
+    /// Refuses what is left. `instead`: names, and what to write in their place.
+    pub(in crate::store) fn finish(self, instead: &[(&str, &str)]) -> Result<(), String> {
+        let Some((name, _)) = self.left.first() else {
+            return Ok(());
+        };
+        let advice = instead.iter().find(|(it, _)| it == name);
+        Err(match advice {
+            Some((_, advice)) => format!("the option {name} is not supported: {advice}"),
+            None => format!("unknown option {name} (docs/urls.md lists those that there are)"),
+        })
+    }
+}
+
+/// Names of the file with the authorities that are trusted: ours, libpq's, redis-py's.
+#[cfg(feature = "tls-rustls")]
+const CA_FILE: &[&str] = &["ca_file", "sslrootcert", "ssl_ca_certs"];
+#[cfg(feature = "tls-rustls")]
+const CERT_FILE: &[&str] = &["cert_file", "sslcert", "ssl_certfile"];
+#[cfg(feature = "tls-rustls")]
+const KEY_FILE: &[&str] = &["key_file", "sslkey", "ssl_keyfile"];
+
+/// The switch that turns the verification of servers off.
+pub(in crate::store) const DANGER: &str = "danger_accept_invalid_certificates";
+
+#[cfg(feature = "tls-rustls")]
+fn read(name: &str, path: &str) -> Result<Vec<u8>, String> {
+    std::fs::read(Path::new(path)).map_err(|error| format!("{name}={path:?}: {error}"))
+}
+
+fn decode(text: &str) -> Result<String, String> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    let decoded = decoded.map_err(|_| "an option is not UTF-8".to_owned())?;
+    Ok(decoded.into_owned())
+}
+
+fn is_name(name: &str) -> bool {
+    let is_plain = |c: u8| c.is_ascii_alphanumeric() || b"_-.".contains(&c);
+    !name.is_empty() && name.bytes().all(is_plain)
+}
+
+fn read_time(text: &str) -> Option<Duration> {
+    let units = [
+        ("ms", 0.001),
+        ("s", 1.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+        ("", 1.0),
+    ];
+    let (number, unit) = units
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)))?;
+    let is_plain = number.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+    let number: f64 = number.parse().ok().filter(|_| is_plain)?;
+    Duration::try_from_secs_f64(number * unit).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_taken_once_and_the_rest_is_refused() {
+        let mut options = UrlOptions::parse("db=1&&name=web%2D1&connect_timeout=2.5&x=").unwrap();
+        assert_eq!(options.take(&["db"]), Ok(Some("1".to_owned())));
+        assert_eq!(options.take(&["db"]), Ok(None));
+        let registry = options.take_registry().unwrap();
+        assert_eq!(registry.name.as_deref(), Some("web-1"));
+        let time = options.take_time(&["connect_timeout"]);
+        assert_eq!(time, Ok(Some(Duration::from_millis(2500))));
+        let refused = options.finish(&[("x", "write y")]).unwrap_err();
+        assert_eq!(refused, "the option x is not supported: write y");
+    }
+
+    #[test]
+    fn errors_show_no_value() {
+        for query in [
+            "w0rd@host/",
+            "name=a&name=w0rd",
+            "response_timeout=w0rd",
+            "sw=w0rd",
+            "%FF=w0rd",
+            "other=w0rd",
+        ] {
+            let read = UrlOptions::parse(query).and_then(|mut options| {
+                options.take_registry()?;
+                options.take_switch(&["sw"])?;
+                options.finish(&[])
+            });
+            let error = read.unwrap_err();
+            assert!(!error.contains("w0rd"), "{error}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, millis) in [
+            ("5", 5_000),
+            ("0.5", 500),
+            ("250ms", 250),
+            ("3s", 3_000),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ] {
+            assert_eq!(
+                read_time(text),
+                Some(Duration::from_millis(millis)),
+                "{text}"
+            );
+        }
+        for text in ["", "-1", "1e9", "s", "5 s", "inf", "NaN"] {
+            assert_eq!(read_time(text), None, "{text}");
+        }
+    }
+}
