@@ -94,6 +94,7 @@ mod acquire;
 mod builder;
 #[cfg(feature = "tokio-util")]
 mod cancellation;
+mod check;
 mod clock;
 mod detached;
 pub mod docs;
@@ -136,6 +137,7 @@ pub mod verify;
 mod with_lock;
 
 pub use self::builder::LockRegistryBuilder;
+pub use self::check::{Check, CheckedServer};
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{BuildError, LockError, StoreError};
 pub use self::events::LockEvent;

@@ -353,6 +353,46 @@ impl LockRegistry {
         crate::stream::Scan::new(self.engine.clone(), prefix.as_ref().into())
     }
 
+    /// Looks whether the store can be used, and what it is: for readiness probes, and before anything else on a new
+    /// machine.
+    ///
+    /// It connects to each server anew: of a cluster to all primaries, of a quorum to all nodes. Each must accept the
+    /// user, take writes, and allow what every registry needs. What not everybody needs is told in the
+    /// [`Check`](crate::Check): missing rights, servers that cannot push. No lock is touched, and the registry's own
+    /// connection is not. A probe asks some ten commands a server; more often than every few seconds is of no use.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`](crate::StoreError) if the store cannot be used: a server that cannot be reached within its
+    /// `connect_timeout` (of a quorum, if no majority is left), that refuses, or that takes no writes. Its text says why,
+    /// and [`is_retryable`](crate::StoreError::is_retryable) whether that may pass by itself. Also if the registry was
+    /// shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// It changes nothing. Dropped, it closes its connections.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::StoreError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let check = locks.check().await?;
+    /// println!("{check}");
+    /// assert!(check.shares && check.servers[0].no_push.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn check(&self) -> CheckStore {
+        let engine = self.engine.clone();
+        Operation::new(async move {
+            let Some(session) = engine.session() else {
+                return Err(crate::StoreError::lasting("the registry is closed"));
+            };
+            session.check().await
+        })
+    }
+
     /// Shuts the registry down. New callers, waiters and running work get
     /// [`LockError::Closed`](crate::LockError::Closed). Every lease is released, unless it is to
     /// [expire](crate::OnFinish::LetExpire), and every ticket is withdrawn. Resolves when the store has confirmed
@@ -457,6 +497,9 @@ pub struct AlreadyInstalled(());
 /// Future of [`LockRegistry::connect`].
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub type Connect = Operation<Result<LockRegistry, crate::StoreError>>;
+
+/// Future of [`LockRegistry::check`].
+pub type CheckStore = Operation<Result<crate::Check, crate::StoreError>>;
 
 /// Future of [`LockRegistry::shutdown`].
 pub type Shutdown = Operation<()>;

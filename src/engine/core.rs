@@ -279,6 +279,8 @@ impl Engine {
                 Patience::Once => at.now,
                 Patience::Queue => caller.since().unwrap_or(at.now),
             };
+            let session = state.session.as_ref();
+            let connects = session.map_or(Duration::ZERO, |it| it.connects_within());
             let waiter = Waiter {
                 who,
                 ttl: arrival.ttl,
@@ -287,7 +289,7 @@ impl Engine {
                 is_conditional: arrival.is_conditional,
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
-                answer_by: Clock::after(at.now, self.settings.response_timeout),
+                answer_by: Clock::after(at.now, self.settings.response_timeout + connects),
             };
             let (key, events) = (caller.key(), at.events);
             state.feed(at, key, true, |lines, cx| {

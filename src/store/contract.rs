@@ -30,9 +30,9 @@ use futures::{FutureExt, StreamExt, stream};
 use tokio::runtime::Handle;
 
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
-use crate::StoreError;
 pub(crate) use crate::mode::Mode;
 use crate::roaming::Tasks;
+use crate::{Check, StoreError};
 
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
@@ -423,6 +423,15 @@ pub trait Session: Send + Sync {
     fn fence(&self) -> Option<Arc<str>> {
         None
     }
+
+    /// How much longer than usual the first answer may take, because a connection is being made that was not tried
+    /// before.
+    fn connects_within(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Looks whether the store can be used, on connections of its own.
+    fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>>;
 
     /// Reads the state of a lock without changing it.
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>>;

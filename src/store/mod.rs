@@ -7,6 +7,8 @@
 //! | `PostgresStore` | processes that share a PostgreSQL database; its transactions can be fenced |
 //! | [`QuorumStore`] | processes that share several servers, some of which may be down |
 
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod attempts;
 pub(crate) mod contract;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 #[cfg_attr(

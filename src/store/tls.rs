@@ -58,6 +58,11 @@ impl Tls {
         self.roots.is_some()
     }
 
+    /// Whether whoever answers is trusted.
+    pub(in crate::store) fn accepts_anybody(&self) -> bool {
+        self.verify == Verify::Nothing
+    }
+
     /// With this much checked.
     pub(in crate::store) fn verifying(self, verify: Verify) -> Self {
         Self { verify, ..self }

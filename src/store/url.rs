@@ -13,8 +13,15 @@ use crate::settings::RESPONSE_TIMEOUT;
 /// How long connecting may take, unless the url or the builder says otherwise.
 pub(in crate::store) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What a url says beside where the server is, and as whom to connect.
+#[derive(Clone, Debug, Default)]
+pub(in crate::store) struct UrlSettings {
+    pub(in crate::store) registry: RegistryOptions,
+    pub(in crate::store) connect_timeout: Option<Duration>,
+}
+
 /// The options of a url that were not taken yet.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::store) struct UrlOptions {
     left: Vec<(String, String)>,
 }
@@ -24,7 +31,10 @@ impl UrlOptions {
     pub(in crate::store) fn parse(query: &str) -> Result<Self, String> {
         let mut left: Vec<(String, String)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            // What stands alone may be a part of a password.
+            let Some((name, value)) = pair.split_once('=') else {
+                return Err("an option has no value: name=value".to_owned());
+            };
             let name = decode(name)?;
             if !is_name(&name) {
                 return Err("an option has a name with other characters than letters, digits, '_', '-' and '.' \
@@ -79,6 +89,14 @@ impl UrlOptions {
             "false" | "no" | "off" | "0" => Ok(Some(false)),
             _ => Err(format!("{} must be true or false", names[0])),
         }
+    }
+
+    /// What the url says whatever its kind.
+    pub(in crate::store) fn take_settings(&mut self) -> Result<UrlSettings, String> {
+        Ok(UrlSettings {
+            registry: self.take_registry()?,
+            connect_timeout: self.take_time(&["connect_timeout"])?,
+        })
     }
 
     /// What the url says of the registry.
@@ -192,6 +210,7 @@ mod tests {
     fn errors_show_no_value() {
         for query in [
             "w0rd@host/",
+            "w0rd",
             "name=a&name=w0rd",
             "response_timeout=w0rd",
             "sw=w0rd",

@@ -14,7 +14,7 @@ pub use crate::manual::{Acquire, Release};
 pub use crate::operation::Operation;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub use crate::registry::Connect;
-pub use crate::registry::{Drain, Shutdown};
+pub use crate::registry::{CheckStore, Drain, Shutdown};
 #[cfg(feature = "redis")]
 pub use crate::store::ConnectStore;
 

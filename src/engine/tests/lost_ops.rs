@@ -153,6 +153,10 @@ impl Session for Locking {
         }
     }
 
+    fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+        unreachable!("nobody asks")
+    }
+
     fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         unreachable!("nobody looks")
     }

@@ -15,9 +15,9 @@ use super::node::Received;
 use super::request::Request;
 use super::server_clock::ServerClock;
 use super::subscriptions::Order;
-use crate::StoreError;
 use crate::store::contract::{KeyStatus, Outcome, ServerTime};
 use crate::store::send_window::Limits;
+use crate::{CheckedServer, StoreError};
 
 /// `host:port` of a server, or the path of its socket.
 pub(crate) type Address = Arc<str>;
@@ -66,6 +66,9 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
         hello: Hello<'a, <Self::Link as Link>::Trace>,
     ) -> BoxFuture<'a, Result<Connected<Self::Link>, StoreError>>;
 
+    /// How long that may take.
+    fn connect_timeout(&self) -> Duration;
+
     /// Which server has which slot; these servers may know it, and others.
     fn find_map(&self, _known: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
         unreachable!("all keys are on one server")
@@ -79,6 +82,9 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
         None
     }
 
+    /// Connects to each server, and looks at it, as [`Session::check`](crate::store::contract::Session::check) says.
+    fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>>;
+
     /// Lists the keys that begin with `start`, as [`Session::scan`](crate::store::contract::Session::scan) says.
     fn scan(
         self: &Arc<Self>,
@@ -87,6 +93,7 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
 }
 
 /// To which server a connection is made, and what is known of it.
+#[derive(Debug)]
 pub(crate) struct Hello<'a, T> {
     pub(crate) address: &'a Address,
     /// What this server has, as far as is known.
@@ -95,6 +102,15 @@ pub(crate) struct Hello<'a, T> {
     pub(crate) is_first: bool,
     /// The connection before, if it ended with calls in flight: the server should end it before it does anything for us.
     pub(crate) predecessor: Option<&'a T>,
+}
+
+impl<T> Clone for Hello<'_, T> {
+    fn clone(&self) -> Self {
+        Self {
+            slots: self.slots.clone(),
+            ..*self
+        }
+    }
 }
 
 /// A connection that is ready for calls.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::channel::oneshot;
@@ -270,8 +271,8 @@ impl<B: Backend> Change<'_, B> {
     }
 
     /// Asks again for requests that waited for a connection longer than an answer may take, if they are still wanted.
-    pub(super) fn answer_old(&mut self, id: NodeId) {
-        let (now, within) = (Instant::now(), self.shared.config.response_timeout);
+    pub(super) fn answer_old(&mut self, id: NodeId, within: Duration) {
+        let now = Instant::now();
         let node = &mut self.state.nodes[id];
         let is_old = |it: &mut Request| it.asks() && it.since + within <= now;
         let old: Vec<_> = node.inbox.extract_if(.., is_old).collect();

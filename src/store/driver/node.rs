@@ -1,5 +1,6 @@
 //! The task that owns the connection to one server: it connects, sends calls, and reads answers and grants.
 
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::pin;
@@ -21,12 +22,16 @@ use super::session::{NodeId, Shared};
 use super::subscriptions::{CLEANUP, UNCONFIRMED};
 use crate::StoreError;
 use crate::roaming::time::sleep_until;
+use crate::store::attempts::first_success;
 use crate::store::contract::{OpError, StoreEvent};
 use crate::store::send_window::{Priority, SendWindow};
 use crate::user_code::log;
 
 /// A connection is closed after this time without use, unless leases or callers need it.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
+
+/// How many attempts to connect there are at once, at most.
+const ATTEMPTS: u32 = 3;
 
 /// If the last answers went to more callers than this, more requests may follow at once.
 const FEW: usize = 2;
@@ -184,7 +189,18 @@ impl<B: Backend> NodeTask<B> {
             is_first: !self.has_connected,
             predecessor: self.predecessor.as_ref(),
         };
-        let connected = self.shared.backend.connect(hello).await?;
+        let backend = &self.shared.backend;
+        let within = backend.connect_timeout();
+        // One that hangs, as at an address that is gone, does not keep the next from trying. The first that ends counts,
+        // however it ends: after a failure there is a pause (G1).
+        let patience = (within / ATTEMPTS).max(self.shared.config.response_timeout);
+        let attempts = (0..ATTEMPTS).map(|_| {
+            let connecting = backend.connect(hello.clone());
+            connecting.map(Ok::<_, Infallible>).boxed()
+        });
+        let connected = first_success(attempts, patience, Instant::now() + within).await;
+        let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
+        let connected = connected.unwrap_or_else(silent)?;
         self.has_connected = true;
         Ok(connected)
     }

@@ -3,12 +3,13 @@
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
+use futures::{FutureExt, TryFutureExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -16,13 +17,13 @@ use super::backend::{Backend, Connected, SlotMap, SlotSet, Trouble};
 use super::change::{Change, Effects, Node, State};
 use super::node::Received;
 use super::request::{Request, RequestKind};
-use crate::StoreError;
 use crate::roaming::runtime;
 use crate::store::contract::{
     KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
+use crate::{Check, StoreError};
 
 /// A node's index in the session's list.
 pub(super) type NodeId = usize;
@@ -42,6 +43,9 @@ pub(super) struct Shared<B: Backend> {
     hasher: RandomState,
     /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
+    /// Whether a connection is the first, or the first after a time without use: then a caller waits for it. No attempt
+    /// has failed yet.
+    is_first: AtomicBool,
     /// True when the session was dropped.
     closing: watch::Sender<bool>,
 }
@@ -62,6 +66,7 @@ impl<B: Backend> DriverSession<B> {
             has_warned: AtomicBool::new(false),
             hasher: RandomState::default(),
             lacks_task: AtomicBool::new(!has_map),
+            is_first: AtomicBool::new(true),
             closing: watch::Sender::new(false),
         };
         Self {
@@ -93,6 +98,20 @@ impl<B: Backend> Session for DriverSession<B> {
         self.shared.backend.fence()
     }
 
+    fn connects_within(&self) -> Duration {
+        self.shared.connects_within()
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>> {
+        let servers = self.shared.backend.check();
+        let check = servers.map_ok(|servers| Check {
+            servers,
+            failed: Vec::new(),
+            shares: true,
+        });
+        check.boxed()
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let shared = self.shared.clone();
         async move {
@@ -119,6 +138,13 @@ impl<B: Backend> Drop for DriverSession<B> {
 impl<B: Backend> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connects_within(&self) -> Duration {
+        match self.is_first.load(Ordering::Relaxed) {
+            true => self.backend.connect_timeout(),
+            false => Duration::ZERO,
+        }
     }
 
     /// Changes the state, and then runs the effects of the change.
@@ -260,6 +286,7 @@ impl<B: Backend> Shared<B> {
                 return Some(node.backoff.not_before());
             }
             node.has_task = false;
+            self.is_first.store(!node.is_lost, Ordering::Relaxed);
             change.state.subscriptions.forget(id);
             // Nobody waits for grants there.
             let slots = change.slots_of(id);
@@ -292,7 +319,8 @@ impl<B: Backend> Shared<B> {
             if !self.has_map() {
                 change.state.identity.clone_from(&connected.identity);
             }
-            change.answer_old(id);
+            change.answer_old(id, self.config.response_timeout + self.connects_within());
+            self.is_first.store(false, Ordering::Relaxed);
             match connected.no_push {
                 Some(_) => change.cannot_push(id),
                 None => change.state.subscriptions.renew(id),
@@ -329,6 +357,7 @@ impl<B: Backend> Shared<B> {
         self.change(|change| {
             let node = &mut change.state.nodes[id];
             node.is_lost = true;
+            self.is_first.store(false, Ordering::Relaxed);
             node.backoff.failed(Instant::now(), stood_since);
             unsent.append(&mut node.inbox);
             unsent.extend(change.state.subscriptions.lost(id));

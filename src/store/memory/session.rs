@@ -4,15 +4,16 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
+use tokio::time::Instant;
 
 use super::keyspace::{Asking, Delivery, Keyspace};
 use super::shared::Shared;
-use crate::StoreError;
 use crate::roaming::runtime;
 use crate::roaming::time::sleep;
 use crate::store::contract::{
     Answer, Grant, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
+use crate::{Check, CheckedServer, StoreError};
 
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]
@@ -155,6 +156,26 @@ impl Session for MemorySession {
 
     fn identity(&self) -> Option<Arc<str>> {
         Some(format!("memory {:p}", self.core.shared).into())
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>> {
+        let core = self.core.clone();
+        async move {
+            let began = Instant::now();
+            core.read(|_| ()).await?;
+            let server = CheckedServer {
+                address: "this process".to_owned(),
+                version: Some("memory".to_owned()),
+                round_trip: began.elapsed(),
+                ..CheckedServer::default()
+            };
+            Ok(Check {
+                servers: vec![server],
+                failed: Vec::new(),
+                shares: true,
+            })
+        }
+        .boxed()
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {

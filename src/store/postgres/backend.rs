@@ -9,14 +9,15 @@ use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
 use super::call::Names;
+use super::check;
 use super::fault::Fault;
 use super::hello::Process;
 use super::link::PostgresLink;
 use super::scan;
 use super::store::Settings;
-use crate::StoreError;
 use crate::store::driver::{Address, Backend, Connected, Hello, Trouble};
 use crate::store::send_window::Limits;
+use crate::{CheckedServer, StoreError};
 
 /// A connection has one call in flight. All that comes meanwhile shares the next, and one flush of the server's log.
 const LIMITS: Limits = Limits {
@@ -71,6 +72,15 @@ impl Backend for PostgresBackend {
     ) -> BoxFuture<'a, Result<Connected<PostgresLink>, StoreError>> {
         let predecessors = hello.predecessor.map_or(&[][..], |all| all);
         async move { Ok(self.set_up(predecessors).await?) }.boxed()
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        self.within
+    }
+
+    fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>> {
+        let backend = self.clone();
+        async move { Ok(check::check(&backend).await?) }.boxed()
     }
 
     fn error(&self, address: &Address, trouble: Trouble<'_>) -> StoreError {

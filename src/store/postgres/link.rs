@@ -99,6 +99,11 @@ impl PostgresLink {
         }
     }
 
+    /// The connection that listens.
+    pub(super) fn first(&mut self) -> &mut Connection {
+        &mut self.connections[0]
+    }
+
     /// The connection that carries the calls of a lane. Before a pooler, the first one carries none.
     fn carrier(&mut self, lane: usize) -> &mut Connection {
         let silent = usize::from(self.backend.settings.pooled.is_some());

@@ -16,6 +16,7 @@
 mod address;
 mod backend;
 mod call;
+mod check;
 mod connection;
 mod fault;
 mod hello;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -15,7 +15,6 @@ use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
 use super::state::State;
-use crate::StoreError;
 use crate::roaming::runtime;
 use crate::roaming::time::{sleep_until, timeout, timeout_at};
 use crate::store::LockStore;
@@ -26,6 +25,7 @@ use crate::store::contract::{
 use crate::store::notifier::OrderedNotifier;
 use crate::thread_end;
 use crate::user_code::log;
+use crate::{Check, StoreError};
 
 pub(super) struct QuorumSession {
     core: Arc<Core>,
@@ -210,6 +210,35 @@ impl Session for QuorumSession {
 
     fn submit(&self, submitted: SubmittedOp) {
         self.core.handle(|state, now| state.submit(now, submitted));
+    }
+
+    fn connects_within(&self) -> Duration {
+        let nodes = self.core.nodes.iter();
+        let each = nodes.map(|node| node.session.connects_within());
+        each.max().unwrap_or_default()
+    }
+
+    /// It can be used if a majority of the nodes can.
+    fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>> {
+        let core = self.core.clone();
+        async move {
+            let quorum = Quorum {
+                size: core.nodes.len(),
+            };
+            let checks = join_all(core.nodes.iter().map(|node| node.session.check())).await;
+            let (usable, failed): (Vec<_>, Vec<_>) = checks.into_iter().partition(Result::is_ok);
+            let failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
+            if usable.len() < quorum.majority() {
+                return Err(too_few(quorum, failed.iter()));
+            }
+            let usable = usable.into_iter().flatten();
+            Ok(Check {
+                servers: usable.flat_map(|check| check.servers).collect(),
+                failed,
+                shares: false,
+            })
+        }
+        .boxed()
     }
 
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
+use super::check;
 use super::cluster::absolute;
 use super::fault::{ErrorReply, Fault};
 use super::handshake::{ClientId, ServerInfo};
@@ -18,13 +19,22 @@ use super::scan;
 use super::script::{self, Script};
 use super::slots::SLOTS;
 use super::topology::Topology;
-use crate::StoreError;
 use crate::store::contract::SessionConfig;
 use crate::store::driver::{
-    Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, Trouble,
+    Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, SlotSet, Trouble,
 };
 use crate::store::send_window::Limits;
 use crate::user_code::log;
+use crate::{CheckedServer, StoreError};
+
+/// How long servers may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// To be found and connected to.
+    pub(super) connect: Duration,
+    /// To answer.
+    pub(super) answer: Duration,
+}
 
 /// What one registry knows of its servers.
 pub(super) struct RedisBackend {
@@ -35,6 +45,8 @@ pub(super) struct RedisBackend {
     pub(super) min_replicas: Option<MinReplicas>,
     /// The response time-out.
     pub(super) within: Duration,
+    /// How long connecting may take, from the look-up of a name to the proof of a push.
+    pub(super) connect_within: Duration,
     last_number: AtomicU64,
     has_warned_of_eviction: AtomicBool,
     has_warned_of_info: AtomicBool,
@@ -44,6 +56,7 @@ impl RedisBackend {
     pub(super) fn new(
         topology: Topology,
         min_replicas: Option<MinReplicas>,
+        connect_within: Duration,
         config: &SessionConfig,
     ) -> Self {
         let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
@@ -57,10 +70,43 @@ impl RedisBackend {
             script,
             min_replicas,
             within: config.response_timeout,
+            connect_within,
             last_number: AtomicU64::new(0),
             has_warned_of_eviction: AtomicBool::new(false),
             has_warned_of_info: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn times(&self) -> Times {
+        Times {
+            connect: self.connect_within,
+            answer: self.within,
+        }
+    }
+
+    /// Connects to any address of the server.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        hello: Hello<'_, ClientId>,
+    ) -> Result<Connected<Primary>, Fault> {
+        let endpoint = self.topology.endpoint(hello.address, self.times());
+        let endpoint = endpoint.await?;
+        // Of several addresses one may be that of a replica, which takes no writes.
+        let opened = endpoint.at_any_address(self.connect_within, |endpoint| {
+            let (backend, hello) = (self.clone(), hello.clone());
+            async move { backend.set_up(&endpoint, hello).await }.boxed()
+        });
+        opened.await.inspect_err(|_| self.topology.doubt())
+    }
+
+    /// The slots of the node `address`, as the cluster has it.
+    pub(super) async fn slots_at(&self, address: &Address) -> Result<SlotSet, Fault> {
+        let Some(seeds) = self.topology.seeds() else {
+            return Ok(SlotSet::new());
+        };
+        let map = seeds.find_map(&[], self.times()).await?;
+        let here = map.into_iter().filter(|(owner, _)| owner == address);
+        Ok(here.flat_map(|(_, slots)| slots).collect())
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -157,18 +203,17 @@ impl Backend for RedisBackend {
         self: &'a Arc<Self>,
         hello: Hello<'a, ClientId>,
     ) -> BoxFuture<'a, Result<Connected<Primary>, StoreError>> {
-        async move {
-            let endpoint = self.topology.endpoint(hello.address, self.within).await?;
-            let connected = self.set_up(&endpoint, hello).await;
-            Ok(connected.inspect_err(|_| self.topology.doubt())?)
-        }
-        .boxed()
+        async move { Ok(self.open(hello).await?) }.boxed()
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        self.connect_within
     }
 
     fn find_map(&self, known: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
         async move {
             let seeds = self.topology.seeds().expect("a cluster has them");
-            Ok(seeds.find_map(&known, self.within).await?)
+            Ok(seeds.find_map(&known, self.times()).await?)
         }
         .boxed()
     }
@@ -191,6 +236,11 @@ impl Backend for RedisBackend {
             Trouble::Unconfirmed(error) => Fault::unconfirmed(error, !error.is_retryable()),
         };
         fault.into()
+    }
+
+    fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>> {
+        let backend = self.clone();
+        async move { Ok(check::check(backend).await?) }.boxed()
     }
 
     fn scan(

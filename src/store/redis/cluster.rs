@@ -1,20 +1,19 @@
 //! The nodes of a cluster: how it is named in urls, and which primary has which slot.
 
 use std::iter;
-use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
+use futures::FutureExt;
 use redis::{Cmd, ConnectionAddr, FromRedisValue, Value, cmd};
 use tokio::time::Instant;
 
+use super::backend::Times;
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::slots::SLOTS;
-use crate::roaming::time::{timeout, timeout_at};
+use crate::store::attempts::first_success;
 use crate::store::driver::{Address, Slot, SlotMap};
 
-/// The next node is asked as well when one has not answered within this part of the time.
+/// The next node is asked as well when one has not answered within this part of the response time-out.
 const NEXT_AFTER: u32 = 8;
 
 /// Some nodes of a cluster, of which one is enough to find the others.
@@ -56,46 +55,34 @@ impl Seeds {
         self.endpoints[0].elsewhere(host, port.parse().unwrap_or(6379))
     }
 
-    /// The map as the first that answers has it, of these nodes and the seeds. `within` is for all of
-    /// it.
-    pub(super) async fn find_map(
-        &self,
-        nodes: &[Address],
-        within: Duration,
-    ) -> Result<SlotMap, Fault> {
+    /// The map as the first that answers has it, of these nodes and the seeds. The time to connect is for all of it.
+    pub(super) async fn find_map(&self, nodes: &[Address], times: Times) -> Result<SlotMap, Fault> {
+        let within = times.connect;
         // In turns: those that we know may all be gone.
         let mut seeds = self.endpoints.iter().cloned();
         let known = nodes.iter().map(|node| self.node(node));
         let mixed = known.flat_map(|node| iter::once(node).chain(seeds.next()));
         let mut nodes = mixed.collect::<Vec<_>>();
         nodes.extend(seeds);
-        let mut nodes = nodes.into_iter();
 
-        // One after the other, without waiting for one that is slow before the next is asked.
-        let give_up = Instant::now() + within;
-        let mut faults = Vec::new();
-        let mut asking = FuturesUnordered::new();
-        loop {
-            let next = nodes.next();
-            let patience = within / next.as_ref().map_or(1, |_| NEXT_AFTER);
-            asking.extend(next.map(|node| async move {
-                let address = node.address.clone();
-                let silent = Fault::Silent { address, within };
-                let asking = async {
-                    let (mut link, _) = node.connect::<()>(within).await?;
-                    let map = link.ask(&map_question(), within).await?;
-                    read_map_of(&map, &node.address)
-                };
-                timeout_at(give_up, asking).await.unwrap_or(Err(silent))
-            }));
-            match timeout(patience, asking.next()).await {
-                Ok(Some(Ok(map))) => return Ok(map),
-                Ok(Some(Err(fault))) => faults.push(fault),
-                Ok(None) => break,
-                // Those that are asked since before the task moved to another runtime do not end by themselves.
-                Err(_) if Instant::now() >= give_up => break,
-                Err(_) => {}
+        let attempts = nodes.iter().map(|node| {
+            async move {
+                let (mut link, _) = node.connect::<()>(within).await?;
+                let map = link.ask(&map_question(), within).await?;
+                read_map_of(&map, &node.address)
             }
+            .boxed()
+        });
+        // One after the other, without waiting for one that is slow before the next is asked.
+        let (patience, until) = (times.answer / NEXT_AFTER, Instant::now() + within);
+        let found = first_success(attempts, patience, until).await;
+        let failed = match found {
+            Ok(map) => return Ok(map),
+            Err(failed) => failed,
+        };
+        let mut faults = failed.errors;
+        if failed.is_late && faults.is_empty() {
+            faults.push(Fault::silent(&self.endpoints[0].address, within));
         }
         if faults.len() == 1 {
             return Err(faults.swap_remove(0));

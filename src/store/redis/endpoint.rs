@@ -2,14 +2,19 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use redis::io::tcp::TcpSettings;
 use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisError,
-    Value, cmd,
+    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion,
+    RedisConnectionInfo, RedisError, Value, cmd,
 };
+
+use tokio::net::lookup_host;
+use tokio::time::Instant;
 
 use super::credentials::{Renewal, Source};
 use super::fault::{ErrorReply, Fault};
@@ -17,14 +22,91 @@ use super::link::Link;
 use super::login;
 use super::stream::Opener;
 use crate::roaming::time::timeout;
+use crate::store::attempts::first_success;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
+use crate::store::url::{UrlOptions, UrlSettings};
 
 const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
 
+/// Options of other libraries, and what to write in their place.
+const INSTEAD: &[(&str, &str)] = &[
+    ("ssl_cert_reqs", VERIFY_INSTEAD),
+    ("ssl_check_hostname", VERIFY_INSTEAD),
+    ("verifyPeer", VERIFY_INSTEAD),
+    ("ssl", "write rediss:// for TLS"),
+    ("tls", "write rediss:// for TLS"),
+    (
+        "timeout",
+        "write response_timeout=, connect_timeout=, or both",
+    ),
+    ("socket_timeout", "write response_timeout="),
+    ("read_timeout", "write response_timeout="),
+    ("write_timeout", "write response_timeout="),
+    ("socket_connect_timeout", "write connect_timeout="),
+    ("dial_timeout", "write connect_timeout="),
+    ("connectTimeout", "write connect_timeout="),
+    ("client_name", "write name="),
+    ("clientName", "write name="),
+    ("key_prefix", "write prefix="),
+    ("keyPrefix", "write prefix="),
+    ("master_name", SENTINEL_INSTEAD),
+    ("sentinelMasterId", SENTINEL_INSTEAD),
+    ("max_connections", ONE_CONNECTION),
+    ("pool_size", ONE_CONNECTION),
+    ("maxPoolSize", ONE_CONNECTION),
+    ("min_idle_conns", ONE_CONNECTION),
+    (
+        "health_check_interval",
+        "leave it out, since a broken connection is noticed and made again",
+    ),
+    (
+        "retry_on_timeout",
+        "leave it out, since a broken connection is noticed and made again",
+    ),
+    (
+        "max_retries",
+        "leave it out, since a broken connection is noticed and made again",
+    ),
+    ("decode_responses", "leave it out, it has no meaning here"),
+    ("encoding", "leave it out, it has no meaning here"),
+    ("virtual_host", "leave it out, it has no meaning here"),
+];
+
+const VERIFY_INSTEAD: &str = "certificates are checked, unless danger_accept_invalid_certificates=true; ca_file= names \
+     the authorities that are trusted";
+const SENTINEL_INSTEAD: &str = "write redis+sentinel://host,host/service";
+const ONE_CONNECTION: &str = "leave it out, since a registry has one connection to each server";
+
+/// Schemes of other libraries, and what to write in their place.
+const SCHEMES: &[(&str, &str)] = &[
+    ("tcp", "redis://host:port"),
+    ("http", "redis://host:port"),
+    ("https", "rediss://host:port"),
+    ("redis-sentinel", "redis+sentinel://host,host/service"),
+    ("rediss-sentinel", "rediss+sentinel://host,host/service"),
+    ("sentinel", "redis+sentinel://host,host/service"),
+    ("redis-cluster", "redis+cluster://host:port,host:port/"),
+    ("rediss-cluster", "rediss+cluster://host:port,host:port/"),
+    ("redis-socket", "unix:///path"),
+    ("jdbc", "postgres://host/database"),
+    (
+        "postgres",
+        "such urls to the store for PostgreSQL (feature `postgres`)",
+    ),
+    (
+        "postgresql",
+        "such urls to the store for PostgreSQL (feature `postgres`)",
+    ),
+];
+
+/// The next address of a host is tried when the one before it has not answered for so long.
+const NEXT_ADDRESS: Duration = Duration::from_millis(250);
+
 /// Why a user's own client cannot be taken.
-const UNVERIFIED: &str = "TLS without verification is not supported";
+const UNVERIFIED: &str = "a client without verification is not taken: use a url with \
+     danger_accept_invalid_certificates=true";
 const UNREADABLE: &str = "its certificates cannot be read: give them to RedisStoreBuilder::from_client(client) by \
      root_certificate and client_certificate";
 #[cfg(not(feature = "tls-rustls"))]
@@ -47,29 +129,48 @@ pub(super) struct Endpoint {
     /// Host and port, or the path of the socket: for errors and logs.
     pub(super) address: Arc<str>,
     opener: Opener,
+    /// One of the addresses of the host.
+    pub(super) at: Option<SocketAddr>,
     /// In place of user and password in `info`.
     pub(super) credentials: Option<Source>,
     /// Named by sentinels, which may be wrong: its role is checked at each connection.
     pub(super) must_be_primary: bool,
+    /// Whether the url says that RESP3 is not used.
+    speaks_resp2: bool,
+    /// What its url says beside that.
+    pub(super) said: UrlSettings,
 }
 
 impl Endpoint {
     /// Reads `redis://`, `rediss://` and `unix://` urls, and their `valkey` variants.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
-        let (scheme, _, hosts, tail) = split_url(url);
-        // Otherwise the rest of a password could be taken for a host, which is shown.
+        let (scheme, _, _, tail) = split_url(url);
+        // Otherwise the rest of a password could be taken for a host, or for an option, which are shown.
         if !scheme.contains("unix") && tail.contains('@') {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
             return Err(Fault::url(reason));
         }
-        let missing = match &*scheme {
-            it if it.ends_with("+cluster") && cfg!(not(feature = "cluster")) => "cluster",
-            it if it.ends_with("+sentinel") && cfg!(not(feature = "sentinel")) => "sentinel",
-            "rediss" | "valkeys" if cfg!(not(feature = "tls-rustls")) => "tls-rustls",
-            _ => "",
+        let (base, fragment) = match url.split_once('#') {
+            Some((base, fragment)) => (base, Some(fragment)),
+            None => (url, None),
         };
-        if !missing.is_empty() {
-            let reason = format!("it needs lockstream's feature `{missing}`");
+        match fragment {
+            Some(it) if it.trim() == "insecure" => {
+                return Err(Fault::url(
+                    "write ?danger_accept_invalid_certificates=true in place of #insecure",
+                ));
+            }
+            Some(_) => return Err(Fault::url("what follows the # has no meaning")),
+            None => {}
+        }
+        let (base, query) = base.split_once('?').unwrap_or((base, ""));
+        Self::read(base, UrlOptions::parse(query).map_err(Fault::url)?)
+    }
+
+    /// The same for a url without options, and those options.
+    pub(super) fn read(url: &str, mut options: UrlOptions) -> Result<Self, Fault> {
+        let (scheme, _, hosts, _) = split_url(url);
+        if let Some(reason) = scheme_fault(url, &scheme) {
             return Err(Fault::url(reason));
         }
         // The client library reads the url. TLS is ours, and so it need not know it.
@@ -88,21 +189,30 @@ impl Endpoint {
             let reason = "it names several hosts, as redis+cluster:// and redis+sentinel:// do";
             return Err(Fault::url(reason));
         }
-        if is_tls {
-            let fragment = tail.split_once('#').map(|(_, fragment)| fragment);
-            match fragment {
-                Some(it) if it.trim() == "insecure" => return Err(Fault::url(UNVERIFIED)),
-                Some(_) => return Err(Fault::url("what follows the # has no meaning")),
-                None => {}
-            }
-            if let ConnectionAddr::Tcp(host, port) = info.addr() {
-                let addr = over_tls(host.clone(), *port);
-                info = info.set_addr(addr);
+        if let (true, ConnectionAddr::Tcp(host, port)) = (is_tls, info.addr()) {
+            let addr = over_tls(host.clone(), *port);
+            info = info.set_addr(addr);
+        }
+        let settings = settings(info.redis_settings().clone(), &mut options);
+        info = info.set_redis_settings(settings.map_err(Fault::url)?);
+        // By default a second call would wait in the kernel for the reply to the first.
+        let tcp = TcpSettings::default().set_nodelay(true);
+        let mut endpoint = Self::new(info.set_tcp_settings(tcp));
+        endpoint.speaks_resp2 = match options.take(&["protocol"]).map_err(Fault::url)?.as_deref() {
+            None | Some("3" | "resp3") => false,
+            Some("2" | "resp2") => true,
+            Some(_) => return Err(Fault::url("protocol must be 2 or 3")),
+        };
+        endpoint.said = options.take_settings().map_err(Fault::url)?;
+        #[cfg(feature = "tls-rustls")]
+        {
+            let tls = options.take_tls().map_err(Fault::url)?;
+            if tls.is_set() {
+                endpoint.secure(&Arc::new(tls))?;
             }
         }
-        // By default a second call would wait in the kernel for the reply to the first.
-        let settings = TcpSettings::default().set_nodelay(true);
-        Ok(Self::new(info.set_tcp_settings(settings)))
+        options.finish(INSTEAD).map_err(Fault::url)?;
+        Ok(endpoint)
     }
 
     /// The server and user of a client, whatever its protocol version.
@@ -129,8 +239,11 @@ impl Endpoint {
             address: info.addr().to_string().into(),
             info,
             opener,
+            at: None,
             credentials: None,
             must_be_primary: false,
+            speaks_resp2: false,
+            said: UrlSettings::default(),
         }
     }
 
@@ -145,13 +258,30 @@ impl Endpoint {
     /// Takes the TLS configuration of its store, if it needs one.
     #[cfg(feature = "tls-rustls")]
     pub(super) fn secure(&mut self, tls: &Arc<Tls>) -> Result<(), Fault> {
-        if tls.is_set() && !self.is_tls() {
+        if !tls.is_set() {
+            return Ok(());
+        }
+        if !self.is_tls() {
             return Err(Fault::invalid("certificates", "they need a rediss:// url"));
         }
-        if tls.is_set() || matches!(self.opener, Opener::Tls(_)) {
-            self.opener = Opener::Tls(tls.clone());
+        if matches!(&self.opener, Opener::Tls(before) if before.is_set()) {
+            let reason = "they are in the url and in the builder: give them once";
+            return Err(Fault::invalid("certificates", reason));
         }
+        self.opener = Opener::Tls(tls.clone());
         Ok(())
+    }
+
+    /// Over TLS as that one is.
+    #[cfg_attr(not(feature = "sentinel"), allow(dead_code, reason = "for sentinels"))]
+    pub(super) fn secure_as(&mut self, other: &Self) {
+        self.opener = other.opener.clone();
+    }
+
+    /// Whether whoever answers is trusted.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn accepts_anybody(&self) -> bool {
+        matches!(&self.opener, Opener::Tls(tls) if tls.accepts_anybody())
     }
 
     fn is_tls(&self) -> bool {
@@ -168,13 +298,61 @@ impl Endpoint {
         Self {
             address: addr.to_string().into(),
             info: self.info.clone().set_addr(addr),
+            at: None,
             ..self.clone()
+        }
+    }
+
+    /// The same at this address.
+    pub(super) fn at(self, at: Option<SocketAddr>) -> Self {
+        Self { at, ..self }
+    }
+
+    /// Connects at each address of the host, one after the other, until one can be used. `within` is for all of it.
+    pub(super) async fn at_any_address<'a, T>(
+        &self,
+        within: Duration,
+        connect: impl Fn(Self) -> BoxFuture<'a, Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        let until = Instant::now() + within;
+        let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) =
+            self.info.addr()
+        else {
+            return connect(self.clone()).await;
+        };
+        let found = timeout(within, lookup_host((host.as_str(), *port))).await;
+        let found = match found {
+            Ok(found) => found.map(|found| found.collect::<Vec<_>>()),
+            Err(_) => Err(time_out("the look-up of its name timed out")),
+        };
+        let mut addresses = found.map_err(|error| self.fault(error.into(), false))?;
+        addresses.dedup();
+        let attempts = addresses
+            .iter()
+            .map(|address| connect(self.clone().at(Some(*address))));
+        let connected = first_success(attempts, NEXT_ADDRESS, until).await;
+        connected.map_err(|mut failed| match &failed.errors[..] {
+            [] => Fault::silent(&self.address, within),
+            [_] => failed.errors.swap_remove(0),
+            faults => Fault::nowhere(&self.address, faults),
+        })
+    }
+
+    fn fault(&self, source: RedisError, rotates: bool) -> Fault {
+        Fault::Connect {
+            address: self.address.clone(),
+            is_tls: self.is_tls(),
+            rotates,
+            source,
         }
     }
 
     /// Connects, and returns whether pushes are possible. They are not if the server, or a proxy before it, speaks
     /// only RESP2.
     pub(super) async fn connect<T>(&self, within: Duration) -> Result<(Link<T>, bool), Fault> {
+        if self.speaks_resp2 {
+            return Ok((self.connect_resp2(within).await?, false));
+        }
         match self.open(ProtocolVersion::RESP3, within).await {
             Err(Fault::Connect { source, .. }) if speaks_no_resp3(&source) => {
                 Ok((self.connect_resp2(within).await?, false))
@@ -207,7 +385,7 @@ impl Endpoint {
             newer = Some(following);
         }
         let opening = async {
-            let stream = self.opener.open(&self.info).await?;
+            let stream = self.opener.open(&self.info, self.at).await?;
             let mut link = Link::new(stream, self.address.clone(), within);
             login::log_in(&mut link, &settings).await?;
             Ok(link)
@@ -218,14 +396,9 @@ impl Endpoint {
                 true => "timed out: tokio's clock is paused",
                 false => "timed out",
             };
-            Err(io::Error::new(io::ErrorKind::TimedOut, reason).into())
+            Err(time_out(reason).into())
         });
-        let mut link = opened.map_err(|source| Fault::Connect {
-            address: self.address.clone(),
-            is_tls: self.is_tls(),
-            rotates: newer.is_some(),
-            source,
-        })?;
+        let mut link = opened.map_err(|source| self.fault(source, newer.is_some()))?;
         if let Some(newer) = newer {
             link.follow(Renewal::new(newer, self.address.clone()));
         }
@@ -246,6 +419,63 @@ impl Endpoint {
             }),
         }
     }
+}
+
+fn time_out(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, reason)
+}
+
+/// User, password and database, in the place that urls have for them or among the options.
+fn settings(
+    mut settings: RedisConnectionInfo,
+    options: &mut UrlOptions,
+) -> Result<RedisConnectionInfo, String> {
+    if let Some(db) = options.take(&["db", "database"])? {
+        let db: i64 = db.parse().map_err(|_| "db must be a number".to_owned())?;
+        if settings.db() != 0 && settings.db() != db {
+            return Err("the path and the option db name different databases".to_owned());
+        }
+        settings = settings.set_db(db);
+    }
+    if let Some(user) = options.take(&["user", "username"])? {
+        if settings.username().is_some() {
+            return Err("the user is given twice".to_owned());
+        }
+        settings = settings.set_username(user);
+    }
+    if let Some(password) = options.take(&["pass", "password"])? {
+        if settings.password().is_some() {
+            return Err("the password is given twice".to_owned());
+        }
+        settings = settings.set_password(password);
+    }
+    Ok(settings)
+}
+
+/// Why urls with this scheme are not taken.
+fn scheme_fault(url: &str, scheme: &str) -> Option<String> {
+    if !url.contains("://") {
+        let host = url.split(['/', '?']).next().unwrap_or(url);
+        // Anything else may be a password.
+        let has_port = |it: &str| {
+            it.rsplit_once(':')
+                .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+        };
+        return Some(match is_host(host) && has_port(host) {
+            true => format!("it has no scheme: write redis://{host}, or rediss:// for TLS"),
+            false => format!("it has no scheme; expected {EXPECTED}"),
+        });
+    }
+    if let Some((_, instead)) = SCHEMES.iter().find(|(it, _)| *it == scheme) {
+        return Some(format!("{scheme}:// is not taken: write {instead}"));
+    }
+    let missing = match scheme {
+        it if it.ends_with("+cluster") && cfg!(not(feature = "cluster")) => "cluster",
+        it if it.ends_with("+sentinel") && cfg!(not(feature = "sentinel")) => "sentinel",
+        "rediss" | "valkeys" if cfg!(not(feature = "tls-rustls")) => "tls-rustls",
+        _ => return None,
+    };
+    Some(format!("it needs lockstream's feature `{missing}`"))
 }
 
 fn over_tls(host: String, port: u16) -> ConnectionAddr {

@@ -87,6 +87,26 @@ impl Fault {
         Self::told(text, false)
     }
 
+    pub(super) fn silent(address: &Arc<str>, within: Duration) -> Self {
+        let address = address.clone();
+        Self::Silent { address, within }
+    }
+
+    /// A proxy sends keys to several servers, and one call to the server of its first key.
+    pub(super) fn spread(address: &Arc<str>) -> Self {
+        let text = format!(
+            "Redis at {address} cannot be used: it is a proxy that spreads keys over several servers. Give the url of \
+             one server, or of a cluster: redis+cluster://host:port,host:port/"
+        );
+        Self::told(text, true)
+    }
+
+    /// None of the addresses of a host can be used.
+    pub(super) fn nowhere(address: &Arc<str>, faults: &[Self]) -> Self {
+        let what = format!("an address of {address} that can be used");
+        Self::not_found(what, faults)
+    }
+
     fn told(text: String, is_lasting: bool) -> Self {
         Self::Told { text, is_lasting }
     }

@@ -38,6 +38,11 @@ pub(super) struct ServerInfo {
     pub(super) refusal: Option<ErrorReply>,
 }
 
+/// They last no longer, whatever becomes of us.
+const MAKE: &str =
+    "for i = 1, #KEYS do redis.call('SET', KEYS[i], '1', 'PX', '10000') end return 1";
+const TAKE: &str = "return redis.call('DEL', KEYS[1])";
+
 pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
 pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
 
@@ -48,7 +53,7 @@ impl RedisBackend {
         endpoint: &Endpoint,
         hello: Hello<'_, ClientId>,
     ) -> Result<Connected<Primary>, Fault> {
-        let (names, within) = (&self.names, self.within);
+        let (names, within) = (&self.names, self.connect_within);
         let number = self.next_number();
         let (mut link, speaks_resp3) = endpoint.connect(within).await?;
         let nonce = format!("{:016x}", rand::random::<u64>());
@@ -108,7 +113,7 @@ impl RedisBackend {
                 no_push = Some(refusal.to_string());
             }
             // Reads what has come in any case: a push confirms the subscription, too.
-            let wait = no_push.as_ref().map_or(within, |_| Duration::ZERO);
+            let wait = no_push.as_ref().map_or(self.within, |_| Duration::ZERO);
             if !hear(&nonce, names, &mut link, wait).await? {
                 no_push.get_or_insert_with(|| UNHEARD.to_owned());
             }
@@ -124,16 +129,56 @@ impl RedisBackend {
         } else if !speaks_resp3 {
             no_push = Some(ONLY_RESP2.to_owned());
         }
+        let info = answers.first().unwrap_or(&Value::Nil);
+        // A server that speaks RESP3 knows the command.
+        let is_proxy =
+            matches!(info, Value::ServerError(error) if ErrorReply::from(error).code() != "NOPERM");
+        if !self.is_cluster() && (is_proxy || !speaks_resp3) {
+            self.refuse_spread(&mut link).await?;
+        }
+        link.answers_within(self.within);
         let server = ServerInfo::read(&server, &memory.unwrap_or(Value::Nil));
         self.warn_of(&link.address, &server);
         let id = answers.first().and_then(ClientId::read);
-        let moved = self.topology.moved(endpoint.clone(), within);
+        let moved = self.topology.moved(endpoint.clone(), self.times());
         Ok(Connected {
-            link: Primary::new(self.clone(), link, id, at, moved),
+            link: Primary::new(self.clone(), link, endpoint.at, id, at, moved),
             no_push,
             clock: ServerClock::told(at, told),
             identity: server.run_id,
         })
+    }
+
+    /// Refuses a proxy that spreads keys over several servers, and sends a call to that of its first key: the other keys
+    /// of the call would be elsewhere for other calls. One script makes several names, and each is looked for by itself.
+    async fn refuse_spread(&self, link: &mut Link<Tag>) -> Result<(), Fault> {
+        let (names, within) = (&self.names, self.connect_within);
+        let names = names.far_apart(&format!("{:016x}", rand::random::<u64>()));
+        let mut make = cmd("EVAL");
+        make.arg(MAKE).arg(names.len()).arg(&names);
+        match link.ask(&make, within).await {
+            // Without that right it cannot be found out.
+            Err(Fault::Refused { refusal, .. }) if refusal.code() == "NOPERM" => return Ok(()),
+            made => drop(made?),
+        }
+        let looks = names.iter().map(|name| {
+            let mut look = cmd("EVAL");
+            look.arg(TAKE).arg(1).arg(name);
+            look
+        });
+        let found = link.ask_all(&looks.collect::<Vec<_>>(), within).await?;
+        for found in &found {
+            match found {
+                Value::Int(1) => {}
+                Value::Int(0) => return Err(Fault::spread(&link.address)),
+                Value::ServerError(error) => {
+                    let (address, refusal) = (link.address.clone(), error.into());
+                    return Err(Fault::Refused { address, refusal });
+                }
+                _ => return Err(Fault::garbled(&link.address, "unexpected reply to a probe")),
+            }
+        }
+        Ok(())
     }
 
     /// Names for a probe of a node that has these slots, if it has any: a lock, its queue and its channel.
@@ -155,7 +200,7 @@ impl RedisBackend {
         number: u64,
         mut answer: Value,
     ) -> Result<(ServerTime, Option<String>), Fault> {
-        let (names, within) = (&self.names, self.within);
+        let (names, within) = (&self.names, self.connect_within);
         // Without the right to load it, the call carries the whole text.
         let loaded = vec![self.script.load(), command.clone()];
         for again in [loaded, vec![self.script.in_full(command)]] {
@@ -247,7 +292,7 @@ fn is_run_id(id: &str) -> bool {
 }
 
 /// The word that follows `name`, where `name` starts a word of the text.
-fn field<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a Value, name: &str) -> Option<&'a str> {
     let text = match info {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?,
         Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,

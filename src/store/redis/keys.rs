@@ -116,6 +116,13 @@ impl Names {
         [lock, queue, self.channel().to_owned()]
     }
 
+    /// Names that a proxy would spread over its servers, with this word in them. One in 65,000 times they are all on one
+    /// of two.
+    pub(super) fn far_apart(&self, word: &str) -> Vec<String> {
+        let name = |index| self.lock(&format!("~spread:{word}:{index}")).concat();
+        (0..17).map(name).collect()
+    }
+
     /// The channel for grants to this registry.
     pub(super) fn channel(&self) -> &str {
         &self.channel

@@ -99,6 +99,12 @@ impl<T> Link<T> {
         }
     }
 
+    /// From now on a request must be answered within this time.
+    pub(super) fn answers_within(&mut self, within: Duration) {
+        self.within = within;
+        self.alarm.as_mut().reset(Instant::now() + within);
+    }
+
     /// Authenticates anew whenever there are new credentials.
     pub(super) fn follow(&mut self, renewal: Renewal) {
         self.renewal = Some(renewal);

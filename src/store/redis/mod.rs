@@ -16,6 +16,7 @@
 
 mod backend;
 mod call;
+mod check;
 mod cluster;
 mod credentials;
 mod endpoint;

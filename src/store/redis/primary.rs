@@ -1,6 +1,7 @@
 //! The connection to one primary, as the driver sees it: calls of the script, pushes, and what replicas confirm.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -39,6 +40,8 @@ pub(super) struct Primary {
     pub(super) backend: Arc<RedisBackend>,
     /// Grants that came during the handshake are events of it.
     pub(super) link: link::Link<Tag>,
+    /// Which address of the host it is.
+    at_address: Option<SocketAddr>,
     pub(super) id: Option<ClientId>,
     /// The last time that the server told.
     pub(super) at: ServerTime,
@@ -59,6 +62,7 @@ impl Primary {
     pub(super) fn new(
         backend: Arc<RedisBackend>,
         link: link::Link<Tag>,
+        at_address: Option<SocketAddr>,
         id: Option<ClientId>,
         at: ServerTime,
         moved: Option<BoxFuture<'static, Fault>>,
@@ -66,6 +70,7 @@ impl Primary {
         Self {
             backend,
             link,
+            at_address,
             id,
             at,
             is_to_load: false,
@@ -219,7 +224,8 @@ impl Link for Primary {
             }
         }
         if self.backend.min_replicas.is_some() {
-            self.confirmer.begin(&self.backend, &self.link.address);
+            self.confirmer
+                .begin(&self.backend, &self.link.address, self.at_address);
             if let Poll::Ready(confirmed) = self.confirmer.poll_end(&self.backend, cx) {
                 self.heard.extend(confirmed);
                 return self.poll_next(cx);

@@ -15,6 +15,7 @@
 //! renewal before. A replica that missed a release keeps the lock until its ttl is over, and gives it to nobody.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -25,7 +26,7 @@ use futures::stream::FuturesUnordered;
 use redis::{Cmd, Value, cmd};
 use tokio::time::Instant;
 
-use super::backend::RedisBackend;
+use super::backend::{RedisBackend, Times};
 use super::fault::{ErrorReply, Fault};
 use super::keys::Names;
 use super::link::Link;
@@ -94,7 +95,12 @@ impl Confirmer {
     }
 
     /// Starts a round with all waiting requests, so that nobody waits for more than two rounds.
-    pub(super) fn begin(&mut self, backend: &Arc<RedisBackend>, address: &Address) {
+    pub(super) fn begin(
+        &mut self,
+        backend: &Arc<RedisBackend>,
+        address: &Address,
+        at: Option<SocketAddr>,
+    ) {
         let now = Instant::now();
         let is_idle = |it: &mut (_, Instant)| now >= it.1 + IDLE;
         self.connection.take_if(is_idle);
@@ -130,7 +136,11 @@ impl Confirmer {
             let timeout = backend.within;
             let mut link = match connection {
                 Some((link, _)) => link,
-                None => backend.topology.connect_resp2(&address, timeout).await?,
+                None => {
+                    let endpoint = backend.topology.endpoint(&address, backend.times());
+                    // The same server, whatever else has its name.
+                    endpoint.await?.at(at).connect_resp2(timeout).await?
+                }
             };
             let within = until.saturating_duration_since(Instant::now());
             commands.push(wait(rule.least, within));
@@ -278,11 +288,12 @@ fn unconfirmed(request: Request, reason: impl fmt::Display, is_lasting: bool) ->
 }
 
 /// Whether the server, or a primary of the cluster, allows `WAIT`. `within` bounds all attempts together.
-pub(super) async fn try_out(topology: &Topology, within: Duration) -> Result<(), Fault> {
+pub(super) async fn try_out(topology: &Topology, times: Times) -> Result<(), Fault> {
+    let within = times.connect;
     let until = Instant::now() + within;
-    let nodes = topology.primaries(within).await?;
+    let nodes = topology.primaries(times).await?;
     let asking = nodes.iter().map(async |node| {
-        let mut link = topology.connect_resp2(node, within).await?;
+        let mut link = topology.connect_resp2(node, times).await?;
         // For no replicas, so the answer comes at once. A replica refuses.
         let wait = wait(0, Duration::from_millis(1));
         link.ask(&wait, within).await

@@ -22,7 +22,7 @@ pub(super) fn scan(
 ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
     let primaries = {
         let backend = backend.clone();
-        async move { backend.topology.primaries(backend.within).await }
+        async move { backend.topology.primaries(backend.times()).await }
     };
     let keys = stream::once(primaries)
         .map_ok(|primaries| stream::iter(primaries.into_iter().map(Ok)))
@@ -30,8 +30,8 @@ pub(super) fn scan(
         .and_then(move |address| {
             let (backend, start) = (backend.clone(), start.clone());
             async move {
-                let within = backend.within;
-                let link = backend.topology.connect_resp2(&address, within).await?;
+                let times = backend.times();
+                let link = backend.topology.connect_resp2(&address, times).await?;
                 let pass = Pass {
                     backend,
                     start,

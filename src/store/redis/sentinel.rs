@@ -4,13 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures::FutureExt;
 use percent_encoding::percent_decode_str;
 use redis::{RedisConnectionInfo, Value, cmd};
 
+use tokio::time::Instant;
+
+use super::backend::Times;
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::link::Link;
 use crate::roaming::time::{sleep, timeout};
+use crate::store::attempts::first_success;
+use crate::store::url::UrlOptions;
 
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
                         [?sentinel_user=&sentinel_password=]";
@@ -65,18 +71,21 @@ impl Sentinels {
         let service = decoded(service)
             .filter(|it| !it.is_empty())
             .ok_or_else(|| invalid("no service"))?;
-        let login = sentinel_login(query).ok_or_else(|| invalid("unknown option after the ?"))?;
+        let mut options = UrlOptions::parse(query).map_err(Fault::url)?;
+        let login = sentinel_login(&mut options).map_err(Fault::url)?;
 
-        let endpoint = |user: &str, host: &str, db: &str| {
+        let url = |user: &str, host: &str, db: &str| {
             let after_ipv6 = host.rsplit_once(']').map_or(host, |(_, port)| port);
             let port = if after_ipv6.contains(':') { "" } else { PORT };
-            Endpoint::parse(&format!("{scheme}://{user}{host}{port}/{db}"))
+            format!("{scheme}://{user}{host}{port}/{db}")
         };
-        let mut server = endpoint(user, hosts.split(',').next().unwrap_or(""), db)?;
+        let first = hosts.split(',').next().unwrap_or("");
+        let mut server = Endpoint::read(&url(user, first, db), options)?;
         server.must_be_primary = true;
         let (mut all, mut addresses) = (Vec::new(), Vec::new());
         for host in hosts.split(',') {
-            let mut sentinel = endpoint("", host, "")?;
+            let mut sentinel = Endpoint::read(&url("", host, ""), UrlOptions::default())?;
+            sentinel.secure_as(&server);
             sentinel.info = sentinel.info.set_redis_settings(login.clone());
             addresses.push(sentinel.address.to_string());
             sentinel.address = format!("{} (sentinel)", sentinel.address).into();
@@ -91,28 +100,36 @@ impl Sentinels {
         })
     }
 
-    /// Asks one after the other, each for at most `within`, until one says where the primary is.
+    /// Asks one after the other, and the next beside those that are slow, until one says where the primary is.
     ///
     /// What it says may be out of date: the endpoint asks the server for its role when it connects.
-    pub(super) async fn primary(&self, within: Duration) -> Result<Endpoint, Fault> {
-        let first = self.first.load(Ordering::Relaxed);
-        let mut faults = Vec::new();
-        for index in first..first + self.all.len() {
+    pub(super) async fn primary(&self, times: Times) -> Result<Endpoint, Fault> {
+        let (first, within) = (self.first.load(Ordering::Relaxed), times.connect);
+        let attempts = (first..first + self.all.len()).map(|index| {
             let sentinel = &self.all[index % self.all.len()];
-            let asking = async {
+            async move {
                 let mut link = sentinel.connect_resp2(within).await?;
-                self.ask(sentinel, &mut link, within).await
-            };
-            match asking.await {
-                Ok(primary) => {
-                    self.first.store(index, Ordering::Relaxed);
-                    return Ok(primary);
+                let primary = self.ask(sentinel, &mut link, within).await?;
+                Ok((index, primary))
+            }
+            .boxed()
+        });
+        let until = Instant::now() + within;
+        match first_success(attempts, times.answer, until).await {
+            Ok((index, primary)) => {
+                self.first.store(index, Ordering::Relaxed);
+                Ok(primary)
+            }
+            Err(mut failed) => {
+                if failed.is_late {
+                    failed
+                        .errors
+                        .push(Fault::silent(&self.server.address, within));
                 }
-                Err(fault) => faults.push(fault),
+                let what = format!("primary of service {:?}", self.service);
+                Err(Fault::not_found(what, &failed.errors))
             }
         }
-        let what = format!("primary of service {:?}", self.service);
-        Err(Fault::not_found(what, &faults))
     }
 
     /// The server that was named is no primary: another sentinel is asked first. One that is cut off
@@ -127,11 +144,11 @@ impl Sentinels {
     ///
     /// A primary that sentinels have replaced goes on as one for some ten seconds: a session that
     /// stays there locks what others lock elsewhere.
-    pub(super) async fn moved(&self, here: &Endpoint, within: Duration) -> Endpoint {
+    pub(super) async fn moved(&self, here: &Endpoint, times: Times) -> Endpoint {
         let mut index = self.first.load(Ordering::Relaxed);
         loop {
             let sentinel = &self.all[index % self.all.len()];
-            if let Ok(primary) = self.follow(sentinel, here, within).await {
+            if let Ok(primary) = self.follow(sentinel, here, times).await {
                 self.first.store(index, Ordering::Relaxed);
                 return primary;
             }
@@ -144,9 +161,10 @@ impl Sentinels {
         &self,
         sentinel: &Endpoint,
         here: &Endpoint,
-        within: Duration,
+        times: Times,
     ) -> Result<Endpoint, Fault> {
-        let (mut link, has_pushes) = sentinel.connect(within).await?;
+        let within = times.answer;
+        let (mut link, has_pushes) = sentinel.connect(times.connect).await?;
         let mut pause = if has_pushes { SELDOM } else { OFTEN };
         for channel in CHANNELS.iter().filter(|_| has_pushes) {
             let subscribe = cmd("SUBSCRIBE").arg(channel).take();
@@ -159,7 +177,7 @@ impl Sentinels {
             let there = self.ask(sentinel, &mut link, within).await?;
             let is_another = there.info.addr() != here.info.addr();
             // A sentinel that is late or cut off must not send everybody back.
-            if is_another && there.connect_resp2::<()>(within).await.is_ok() {
+            if is_another && there.connect_resp2::<()>(times.connect).await.is_ok() {
                 return Ok(there);
             }
             let pause = about(if is_another { SOON } else { pause });
@@ -199,19 +217,18 @@ impl Sentinels {
 }
 
 /// The user at the sentinels, which know other users than the servers do.
-fn sentinel_login(query: &str) -> Option<RedisConnectionInfo> {
+fn sentinel_login(options: &mut UrlOptions) -> Result<RedisConnectionInfo, String> {
     let mut login = RedisConnectionInfo::default();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=')?;
-        let value = decoded(value)?;
-        login = match name {
-            "sentinel_user" => login.set_username(value),
-            "sentinel_password" => login.set_password(value),
-            _ => return None,
-        };
+    if let Some(user) = options.take(&["sentinel_user", "sentinel_username"])? {
+        login = login.set_username(user);
     }
-    // A user without a password would not be told to the sentinel.
-    (login.username().is_none() || login.password().is_some()).then_some(login)
+    if let Some(password) = options.take(&["sentinel_password"])? {
+        login = login.set_password(password);
+    } else if login.username().is_some() {
+        // It would not be told to the sentinel.
+        return Err("sentinel_user needs sentinel_password".to_owned());
+    }
+    Ok(login)
 }
 
 fn decoded(text: &str) -> Option<String> {

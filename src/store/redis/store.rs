@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::backend::RedisBackend;
+use super::backend::{RedisBackend, Times};
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
 use super::credentials::{Credentials, Source};
@@ -17,15 +17,17 @@ use super::replicas::{self, MinReplicas};
 use super::topology::Topology;
 use crate::StoreError;
 use crate::operation::Operation;
-use crate::store::contract::{Session, SessionConfig};
+use crate::settings::RESPONSE_TIMEOUT;
+use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
-use crate::store::tls::Tls;
+use crate::store::tls::{Tls, Verify};
+use crate::store::url::CONNECT_TIMEOUT;
 use crate::store::{LockStore, sealed};
 
-/// How long [`RedisStore::connect`] waits for a server. Longer than the usual `response_timeout` of a registry, which
-/// it does not know.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// When [`RedisStore::connect`] asks another sentinel or node beside one that is silent: the usual `response_timeout` of
+/// a registry, which it does not know.
+const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Leases on a Redis server, from version 6.2 on, or on Valkey; alone, behind sentinels, or in a cluster.
 ///
@@ -55,6 +57,7 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 pub struct RedisStore {
     topology: Topology,
     min_replicas: Option<MinReplicas>,
+    connect_timeout: Duration,
 }
 
 impl RedisStore {
@@ -75,7 +78,8 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// The future yields an error if the url is invalid, if a server or sentinel does not answer within 5 seconds, if
+    /// The future yields an error if the url is invalid, if a server or sentinel does not answer within
+    /// [`connect_timeout`](RedisStoreBuilder::connect_timeout), if
     /// the server refuses the user or password, or if no sentinel names a primary. Errors never show the password.
     pub fn connect(url: impl Into<String>) -> ConnectStore {
         Self::builder(url).connect()
@@ -165,12 +169,25 @@ impl sealed::Sealed for RedisStore {}
 impl LockStore for RedisStore {
     fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
         let topology = self.topology.clone();
-        let backend = RedisBackend::new(topology, self.min_replicas, &config);
+        #[cfg(feature = "tls-rustls")]
+        if topology.accepts_anybody() {
+            crate::user_code::log!(
+                warn,
+                address = &**topology.address(),
+                "the certificates of this server are not verified: whoever answers in its place gets the password"
+            );
+        }
+        let within = self.connect_timeout;
+        let backend = RedisBackend::new(topology, self.min_replicas, within, &config);
         Arc::new(DriverSession::new(Arc::new(backend), config))
     }
 
     fn overhead(&self) -> Duration {
         self.min_replicas.map_or(Duration::ZERO, |rule| rule.within)
+    }
+
+    fn registry_options(&self) -> RegistryOptions {
+        self.topology.said().registry.clone()
     }
 
     /// Whatever its database.
@@ -201,6 +218,7 @@ pub struct RedisStoreBuilder {
     topology: Result<Topology, Fault>,
     min_replicas: Result<Option<MinReplicas>, Fault>,
     credentials: Option<Source>,
+    connect_timeout: Option<Duration>,
     #[cfg(feature = "tls-rustls")]
     tls: Result<Tls, String>,
 }
@@ -211,6 +229,7 @@ impl RedisStoreBuilder {
             topology,
             min_replicas: Ok(None),
             credentials: None,
+            connect_timeout: None,
             #[cfg(feature = "tls-rustls")]
             tls: Ok(Tls::default()),
         }
@@ -386,6 +405,40 @@ impl RedisStoreBuilder {
         self
     }
 
+    /// For servers whose certificate has this name, whatever the host in the url: behind a tunnel, or named by an
+    /// address. In a url it is `server_name=`.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn server_name(mut self, name: impl AsRef<str>) -> Self {
+        self.tls = self.tls.and_then(|tls| tls.naming(name.as_ref()));
+        self
+    }
+
+    /// **Trusts whoever answers**, if `accepts`: the connection is encrypted, and anybody between may read and change it,
+    /// and learns the password. Each registry on the store logs a warning. For a server with a certificate of its own
+    /// there is [`root_certificate`](Self::root_certificate). In a url it is `danger_accept_invalid_certificates=true`.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn danger_accept_invalid_certificates(mut self, accepts: bool) -> Self {
+        let verify = match accepts {
+            true => Verify::Nothing,
+            false => Verify::Full,
+        };
+        self.tls = self.tls.map(|tls| tls.verifying(verify));
+        self
+    }
+
+    /// How long connecting may take, from the look-up of the server's name to the proof that it can push: from 1 ms to
+    /// 24 h. Default: `?connect_timeout=` of the url, or 5 s.
+    ///
+    /// A first call waits for as long. While a connection is made again, another attempt is begun beside one that takes
+    /// long, at most three in all. What is asked on a connection has the
+    /// [`response_timeout`](crate::LockRegistryBuilder::response_timeout).
+    pub fn connect_timeout(mut self, within: Duration) -> Self {
+        self.connect_timeout = Some(within);
+        self
+    }
+
     /// Connects once, to check that there is a server and that it accepts the user and password.
     ///
     /// # Errors
@@ -401,9 +454,14 @@ impl RedisStoreBuilder {
         let store = self.connect_lazy();
         Operation::new(async move {
             let store = store?;
-            store.topology.try_out(CONNECT_WITHIN).await?;
+            let within = store.connect_timeout;
+            let times = Times {
+                connect: within,
+                answer: within.min(ANSWER_WITHIN),
+            };
+            store.topology.try_out(times).await?;
             if store.min_replicas.is_some() {
-                replicas::try_out(&store.topology, CONNECT_WITHIN).await?;
+                replicas::try_out(&store.topology, times).await?;
             }
             Ok(store)
         })
@@ -426,9 +484,16 @@ impl RedisStoreBuilder {
         if let Topology::Fixed(server) = &topology {
             server.check()?;
         }
+        let url = topology.said().connect_timeout;
+        let connect_timeout = self.connect_timeout.or(url).unwrap_or(CONNECT_TIMEOUT);
+        if !RESPONSE_TIMEOUT.contains(&connect_timeout) {
+            let reason = "must be from 1 ms to 24 h";
+            return Err(Fault::invalid("connect_timeout", reason).into());
+        }
         Ok(RedisStore {
             topology,
             min_replicas: self.min_replicas?,
+            connect_timeout,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! A connection's stream, and how it is opened.
 
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 #[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
@@ -12,13 +13,13 @@ use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
 use redis::{ConnectionAddr, ConnectionInfo, RedisResult};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 #[cfg(unix)]
 use tokio::net::UnixStream;
+use tokio::net::{TcpStream, lookup_host};
 
 use crate::roaming::stream::Roaming;
 #[cfg(feature = "tls-rustls")]
-use crate::store::tls::{Tls, server_name};
+use crate::store::tls::Tls;
 
 /// The bytes of a connection, over TLS or not.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send {}
@@ -36,21 +37,25 @@ pub(super) enum Opener {
 }
 
 impl Opener {
-    /// Connects to any of the addresses that a host has.
-    pub(super) async fn open(&self, info: &ConnectionInfo) -> RedisResult<Pin<Box<dyn Stream>>> {
+    /// Connects at this address, or to any of those that the host has.
+    pub(super) async fn open(
+        &self,
+        info: &ConnectionInfo,
+        at: Option<SocketAddr>,
+    ) -> RedisResult<Pin<Box<dyn Stream>>> {
         Ok(match (self, info.addr()) {
             (Self::Unusable(reason), _) => return Err((InvalidClientConfig, *reason).into()),
             #[cfg(feature = "tls-rustls")]
             (Self::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
-                let stream = connect_tcp(host, *port, info.tcp_settings()).await?;
-                let name = server_name(host).ok_or((
+                let stream = connect_tcp(host, *port, at, info.tcp_settings()).await?;
+                let name = tls.name_of(host).ok_or((
                     InvalidClientConfig,
                     "the host name cannot be in a certificate",
                 ))?;
                 Box::pin(tls.connector().await?.connect(name, stream).await?)
             }
             (_, ConnectionAddr::Tcp(host, port)) => {
-                Box::pin(connect_tcp(host, *port, info.tcp_settings()).await?)
+                Box::pin(connect_tcp(host, *port, at, info.tcp_settings()).await?)
             }
             #[cfg(unix)]
             (_, ConnectionAddr::Unix(path)) => {
@@ -65,10 +70,15 @@ impl Opener {
 async fn connect_tcp(
     host: &str,
     port: u16,
+    at: Option<SocketAddr>,
     settings: &TcpSettings,
 ) -> io::Result<Roaming<TcpStream>> {
-    let addresses = tokio::net::lookup_host((host, port)).await?;
-    let attempts: Vec<_> = addresses
+    let addresses = match at {
+        Some(address) => vec![address],
+        None => lookup_host((host, port)).await?.collect(),
+    };
+    let attempts = addresses.into_iter();
+    let attempts: Vec<_> = attempts
         .map(|address| TcpStream::connect(address).boxed())
         .collect();
     if attempts.is_empty() {

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 #[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 
+use super::backend::Times;
 use super::cluster::Seeds;
 use super::credentials::Source;
 use super::endpoint::{Endpoint, split_url};
@@ -18,6 +18,7 @@ use super::sentinel::Sentinels;
 use crate::store::driver::Address;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
+use crate::store::url::UrlSettings;
 use crate::user_code::log;
 
 #[derive(Clone, Debug)]
@@ -91,23 +92,19 @@ impl Topology {
     }
 
     /// Where its primaries are; those of a cluster are asked for.
-    pub(super) async fn primaries(&self, within: Duration) -> Result<BTreeSet<Address>, Fault> {
+    pub(super) async fn primaries(&self, times: Times) -> Result<BTreeSet<Address>, Fault> {
         let Self::Cluster(seeds) = self else {
             return Ok([self.address().clone()].into());
         };
-        let map = seeds.find_map(&[], within).await?;
+        let map = seeds.find_map(&[], times).await?;
         Ok(map.into_iter().map(|(address, _)| address).collect())
     }
 
     /// How to connect to the node `address` now. Asked before each attempt.
-    pub(super) async fn endpoint(
-        &self,
-        address: &str,
-        within: Duration,
-    ) -> Result<Endpoint, Fault> {
+    pub(super) async fn endpoint(&self, address: &str, times: Times) -> Result<Endpoint, Fault> {
         match self {
             Self::Fixed(endpoint) => Ok(endpoint.clone()),
-            Self::Sentinels(sentinels) => sentinels.primary(within).await,
+            Self::Sentinels(sentinels) => sentinels.primary(times).await,
             Self::Cluster(seeds) => Ok(seeds.node(address)),
         }
     }
@@ -120,27 +117,19 @@ impl Topology {
     }
 
     /// Connects to the node `address`, where nothing is pushed.
-    pub(super) async fn connect_resp2(
-        &self,
-        address: &str,
-        within: Duration,
-    ) -> Result<Link, Fault> {
-        let endpoint = self.endpoint(address, within).await?;
-        let link = endpoint.connect_resp2(within).await;
+    pub(super) async fn connect_resp2(&self, address: &str, times: Times) -> Result<Link, Fault> {
+        let endpoint = self.endpoint(address, times).await?;
+        let link = endpoint.connect_resp2(times.connect).await;
         link.inspect_err(|_| self.doubt())
     }
 
     /// Resolves when the primary is another server than `here`. `None` if it never is.
-    pub(super) fn moved(
-        &self,
-        here: Endpoint,
-        within: Duration,
-    ) -> Option<BoxFuture<'static, Fault>> {
+    pub(super) fn moved(&self, here: Endpoint, times: Times) -> Option<BoxFuture<'static, Fault>> {
         let Self::Sentinels(sentinels) = self.clone() else {
             return None;
         };
         let moved = async move {
-            let there = sentinels.moved(&here, within).await;
+            let there = sentinels.moved(&here, times).await;
             let (address, to) = (here.address, &*there.address);
             log!(debug, from = &*address, to, "the primary has changed");
             Fault::NotPrimary { address }
@@ -149,14 +138,36 @@ impl Topology {
     }
 
     /// Connects once, to see that a server answers and accepts our credentials.
-    pub(super) async fn try_out(&self, within: Duration) -> Result<(), Fault> {
+    pub(super) async fn try_out(&self, times: Times) -> Result<(), Fault> {
         match self {
-            Self::Cluster(seeds) => seeds.find_map(&[], within).await.map(drop),
+            Self::Cluster(seeds) => seeds.find_map(&[], times).await.map(drop),
             _ => {
-                let endpoint = self.endpoint("", within).await?;
-                let tried = endpoint.try_out(within).await;
-                tried.inspect_err(|_| self.doubt())
+                let within = times.connect;
+                let endpoint = self.endpoint("", times).await?;
+                let tried = endpoint.at_any_address(within, |endpoint| {
+                    async move { endpoint.try_out(within).await }.boxed()
+                });
+                tried.await.inspect_err(|_| self.doubt())
             }
+        }
+    }
+
+    /// What the url says beside where the servers are. Of several urls, the first.
+    pub(super) fn said(&self) -> &UrlSettings {
+        match self {
+            Self::Fixed(endpoint) => &endpoint.said,
+            Self::Sentinels(sentinels) => &sentinels.server.said,
+            Self::Cluster(seeds) => &seeds.endpoints[0].said,
+        }
+    }
+
+    /// Whether whoever answers over TLS is trusted.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn accepts_anybody(&self) -> bool {
+        match self {
+            Self::Fixed(endpoint) => endpoint.accepts_anybody(),
+            Self::Sentinels(sentinels) => sentinels.server.accepts_anybody(),
+            Self::Cluster(seeds) => seeds.endpoints[0].accepts_anybody(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::super::backend::{Address, Call, Hello, Incoming, Link, Replies, Reply, Slot};
 use super::*;
+use crate::CheckedServer;
 use crate::store::contract::{
     Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
 };
@@ -68,12 +69,20 @@ impl Backend for Halves {
         pending().boxed()
     }
 
+    fn connect_timeout(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
     fn find_map(&self, _: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
         pending().boxed()
     }
 
     fn error(&self, _: &Address, trouble: Trouble<'_>) -> StoreError {
         StoreError::new(format!("{trouble:?}"))
+    }
+
+    fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>> {
+        pending().boxed()
     }
 
     fn scan(

@@ -524,6 +524,10 @@ impl Session for NodeSession {
         });
     }
 
+    fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+        unreachable!("nobody asks")
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let line = self.0.clone();
         async move {

@@ -183,6 +183,10 @@ impl Request {
             let info = format!("id={} addr=127.0.0.1:1 name=", self.connection);
             return format!("${}\r\n{info}\r\n", info.len()).into_bytes();
         }
+        if self.is("EVAL") && self.words[1].contains("KEYS") && !self.is_probe() {
+            // It is one server: what was made is there.
+            return b":1\r\n".to_vec();
+        }
         b"+OK\r\n".to_vec()
     }
 }

@@ -80,12 +80,15 @@ async fn a_unix_socket_takes_user_password_and_database() {
 }
 
 #[tokio::test]
-async fn resp3_is_spoken_whatever_the_url_says() {
-    let server = RedisServer::start();
-    let _one = Settings::url(format!("{}?protocol=2", server.url()), "a1")
-        .up()
-        .await;
-    assert_eq!(server.clients().pop().unwrap().field("resp"), "3");
+async fn resp3_is_spoken_unless_the_url_says_otherwise() {
+    for (option, spoken) in [("", "3"), ("?protocol=resp3", "3"), ("?protocol=2", "2")] {
+        let server = RedisServer::start();
+        let url = format!("{}{option}", server.url());
+        let mut one = Settings::url(url, "a1").open();
+        one.session().start();
+        assert_eq!(one.up().await, spoken == "3", "{option}");
+        assert_eq!(server.clients().pop().unwrap().field("resp"), spoken);
+    }
 }
 
 #[test]

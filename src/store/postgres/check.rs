@@ -1,0 +1,52 @@
+//! What a server is, and what our role may do there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio_postgres::types::Type;
+
+use super::backend::PostgresBackend;
+use super::call::Argument;
+use super::fault::Fault;
+use crate::CheckedServer;
+
+/// How often the way to the server is measured.
+const TRIES: usize = 3;
+
+/// The functions of the schema that our role may not call.
+const FORBIDDEN: &str = "
+    SELECT DISTINCT p.proname::text FROM pg_catalog.pg_proc p
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+    WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1";
+
+/// Looks at the server, on a connection of its own.
+pub(super) async fn check(backend: &Arc<PostgresBackend>) -> Result<Vec<CheckedServer>, Fault> {
+    let (names, schema) = (&backend.names, &backend.settings.schema);
+    let connected = backend.set_up(&[]).await?;
+    let mut link = connected.link;
+    let connection = link.first();
+    let address = connection.address.to_string();
+
+    let mut round_trip = Duration::MAX;
+    let mut version = None;
+    for _ in 0..TRIES {
+        let began = Instant::now();
+        let rows = connection.query(names, "SELECT current_setting('server_version')", &[]);
+        let rows = rows.await?;
+        round_trip = round_trip.min(began.elapsed());
+        version = rows
+            .first()
+            .and_then(|row| row.try_get::<_, String>(0).ok());
+    }
+    let which: [Argument<'_>; 1] = [(schema, Type::TEXT)];
+    let forbidden = connection.query(names, FORBIDDEN, &which).await?;
+    let missing_rights = forbidden.iter().filter_map(|row| row.try_get(0).ok());
+    Ok(vec![CheckedServer {
+        address,
+        version: version.map(|version| format!("PostgreSQL {version}")),
+        round_trip,
+        no_push: connected.no_push,
+        missing_rights: missing_rights.collect(),
+        warnings: Vec::new(),
+    }])
+}

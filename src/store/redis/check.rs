@@ -1,0 +1,126 @@
+//! What a server is, and what our user may do there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::{Cmd, Value, cmd};
+
+use super::backend::RedisBackend;
+use super::fault::{ErrorReply, Fault};
+use super::handshake::field;
+use crate::CheckedServer;
+use crate::store::driver::{Address, Hello};
+
+/// How often the way to the server is measured.
+const TRIES: usize = 3;
+
+/// Looks at every primary, on a connection of its own.
+pub(super) async fn check(backend: Arc<RedisBackend>) -> Result<Vec<CheckedServer>, Fault> {
+    let within = backend.connect_within;
+    let mut checked = Vec::new();
+    for address in backend.topology.primaries(backend.times()).await? {
+        let silent = |_| Err(Fault::silent(&address, within));
+        let looking = crate::roaming::time::timeout(within, look(&backend, &address));
+        checked.push(looking.await.unwrap_or_else(silent)?);
+    }
+    Ok(checked)
+}
+
+async fn look(backend: &Arc<RedisBackend>, address: &Address) -> Result<CheckedServer, Fault> {
+    let hello = Hello {
+        address,
+        slots: backend.slots_at(address).await?,
+        is_first: false,
+        predecessor: None,
+    };
+    let connected = backend.open(hello).await?;
+    let mut link = connected.link.link;
+    let within = backend.within;
+
+    let mut round_trip = Duration::MAX;
+    for _ in 0..TRIES {
+        let began = Instant::now();
+        // Everybody may ask that, and a refusal is an answer.
+        link.ask_all(&[cmd("HELLO")], within).await?;
+        round_trip = round_trip.min(began.elapsed());
+    }
+    let info = |section: &str| cmd("INFO").arg(section).take();
+    // What not everybody needs, and a question that shows whether it is allowed.
+    let mut rights: Vec<(&str, Cmd)> = vec![
+        ("info", info("server")),
+        ("client|info", cmd("CLIENT").arg("INFO").take()),
+        // Nobody has that id.
+        (
+            "client|kill",
+            cmd("CLIENT").arg(&["KILL", "ID", NOBODY]).take(),
+        ),
+        ("script|load", backend.script.load()),
+        ("scan", cmd("SCAN").arg(&["0", "COUNT", "1"]).take()),
+    ];
+    if backend.min_replicas.is_some() {
+        rights.push(("wait", cmd("WAIT").arg(&["0", "1"]).take()));
+    }
+    let mut questions: Vec<_> = rights
+        .iter()
+        .map(|(_, question)| question.clone())
+        .collect();
+    questions.extend([cmd("HELLO"), info("memory")]);
+    let answers = link.ask_all(&questions, within).await?;
+    let is_refused = |answer: &Value| matches!(answer, Value::ServerError(error) if ErrorReply::from(error).code() == "NOPERM");
+    let lacking = rights.iter().zip(&answers);
+    let lacking = lacking.filter(|(_, answer)| is_refused(answer));
+    let missing_rights = lacking.map(|((right, _), _)| (*right).to_owned()).collect();
+
+    let [.., greeting, memory] = &answers[..] else {
+        return Err(Fault::garbled(
+            &link.address,
+            "fewer answers than questions",
+        ));
+    };
+    let mut warnings = Vec::new();
+    if let Some(policy) = field(memory, "maxmemory_policy:").filter(|it| *it != "noeviction") {
+        warnings.push(format!(
+            "it may evict locks when its memory is full (maxmemory-policy {policy}): set noeviction"
+        ));
+    }
+    Ok(CheckedServer {
+        address: link.address.to_string(),
+        version: version(&answers[0], greeting),
+        round_trip,
+        no_push: connected.no_push,
+        missing_rights,
+        warnings,
+    })
+}
+
+/// An id that no client has.
+const NOBODY: &str = "9223372036854775807";
+
+/// The product and its version, from `INFO server`, or from `HELLO`, to which everybody has the right.
+fn version(info: &Value, greeting: &Value) -> Option<String> {
+    if let Some(version) = field(info, "valkey_version:") {
+        return Some(format!("Valkey {version}"));
+    }
+    if let Some(version) = field(info, "redis_version:") {
+        return Some(format!("Redis {version}"));
+    }
+    let text = |value: &Value| redis::from_redis_value_ref::<String>(value).ok();
+    let greeted = |name: &str| match greeting {
+        Value::Map(pairs) => pairs
+            .iter()
+            .find(|(key, _)| text(key).as_deref() == Some(name))
+            .and_then(|(_, value)| text(value)),
+        Value::Array(flat) => flat
+            .chunks(2)
+            .find(|pair| text(&pair[0]).as_deref() == Some(name))
+            .and_then(|pair| text(pair.get(1)?)),
+        _ => None,
+    };
+    let product = match greeted("server")?.as_str() {
+        "valkey" => "Valkey".to_owned(),
+        "redis" => "Redis".to_owned(),
+        other => other.chars().take(64).collect(),
+    };
+    let version = format!("{product} {}", greeted("version")?);
+    Some(version.replace(char::is_control, " "))
+}
