@@ -9,6 +9,8 @@
 //! | `keeper.rs` | who ends the server, however the test ends? |
 //! | `program.rs` | which servers are there, and where? |
 //! | `proxy.rs` | how does a test break the connection between a client and a server? |
+//! | `haproxy.rs` | how does a test get a proxy as people have it before their servers? |
+//! | `preload.rs` | how does a test get look-ups of names that are slow, or a name with two addresses? |
 //! | `redirect.rs` | how does a client come to a proxy whose address servers tell it? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
@@ -27,10 +29,12 @@
 )]
 
 mod cluster;
+mod haproxy;
 mod keeper;
 mod ports;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod preload;
 mod process;
 mod program;
 mod proxy;
@@ -44,8 +48,10 @@ use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 pub use cluster::Cluster;
+pub use haproxy::HaProxy;
 #[cfg(feature = "postgres")]
 pub use postgres::{PgBouncer, PgClient, PgSchema, PgServer, PgServerBuilder};
+pub use preload::Lookups;
 pub use process::{Role, Worker};
 pub use program::Program;
 pub use proxy::{Proxy, Way};

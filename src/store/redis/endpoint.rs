@@ -145,6 +145,9 @@ impl Endpoint {
     /// Reads `redis://`, `rediss://` and `unix://` urls, and their `valkey` variants.
     pub(super) fn parse(url: &str) -> Result<Self, Fault> {
         let (scheme, _, _, tail) = split_url(url);
+        if let Some(reason) = scheme_fault(url, &scheme) {
+            return Err(Fault::url(reason));
+        }
         // Otherwise the rest of a password could be taken for a host, or for an option, which are shown.
         if !scheme.contains("unix") && tail.contains('@') {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
@@ -170,9 +173,6 @@ impl Endpoint {
     /// The same for a url without options, and those options.
     pub(super) fn read(url: &str, mut options: UrlOptions) -> Result<Self, Fault> {
         let (scheme, _, hosts, _) = split_url(url);
-        if let Some(reason) = scheme_fault(url, &scheme) {
-            return Err(Fault::url(reason));
-        }
         // The client library reads the url. TLS is ours, and so it need not know it.
         let is_tls = matches!(&*scheme, "rediss" | "valkeys");
         let plain = match is_tls {

@@ -42,6 +42,7 @@ pub(super) struct ServerInfo {
 const MAKE: &str =
     "for i = 1, #KEYS do redis.call('SET', KEYS[i], '1', 'PX', '10000') end return 1";
 const TAKE: &str = "return redis.call('DEL', KEYS[1])";
+const CLEAR: &str = "for i = 1, #KEYS do redis.call('DEL', KEYS[i]) end return 1";
 
 pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
 pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
@@ -166,8 +167,12 @@ impl RedisBackend {
             look.arg(TAKE).arg(1).arg(name);
             look
         });
-        let found = link.ask_all(&looks.collect::<Vec<_>>(), within).await?;
-        for found in &found {
+        let mut commands: Vec<_> = looks.collect();
+        let mut clear = cmd("EVAL");
+        clear.arg(CLEAR).arg(names.len()).arg(&names);
+        commands.push(clear);
+        let answers = link.ask_all(&commands, within).await?;
+        for found in answers.iter().take(names.len()) {
             match found {
                 Value::Int(1) => {}
                 Value::Int(0) => return Err(Fault::spread(&link.address)),

@@ -68,7 +68,11 @@ impl Incoming {
     fn finds_end(&mut self) -> RedisResult<bool> {
         while let Some(&kind) = self.bytes.get(self.part) {
             if !KINDS.contains(&kind) {
-                return Err(garbled("an unknown kind of value"));
+                let is_http = self.bytes[self.part..].starts_with(b"HTTP");
+                return Err(garbled(match is_http {
+                    true => "HTTP: another service has this port",
+                    false => "an unknown kind of value",
+                }));
             }
             let Some(end) = self.end_of_line() else {
                 return Ok(false);

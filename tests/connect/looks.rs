@@ -1,0 +1,161 @@
+//! What `LockRegistry::check` says.
+
+use lockstream::store::{MemoryStore, QuorumStore, RedisStore};
+use lockstream::{Check, LockRegistry};
+
+use crate::lazy;
+use crate::support::{Program, RedisServer, least_rights};
+
+/// Every server is one that takes writes, and its way was measured.
+fn assert_sound(check: &Check, servers: usize) {
+    assert_eq!(check.servers.len(), servers, "{check}");
+    assert!(check.failed.is_empty(), "{check}");
+    assert!(!check.round_trip().is_zero(), "{check}");
+    for server in &check.servers {
+        assert!(server.version.is_some(), "{check}");
+        assert!(check.to_string().contains(&server.address), "{check}");
+    }
+}
+
+#[tokio::test]
+async fn each_server_is_named_with_its_version() {
+    for (program, name) in [
+        (Program::Usual, ""),
+        (Program::Valkey, "Valkey 9."),
+        (Program::Redis8, "Redis 8."),
+        (Program::Redis6, "Redis 6.2"),
+    ] {
+        let server = RedisServer::builder().program(program).start();
+        let check = lazy(&server.url()).check().await.unwrap();
+        assert_sound(&check, 1);
+        let checked = &check.servers[0];
+        let version = checked.version.as_deref().unwrap();
+        assert!(version.starts_with(name), "{check}");
+        assert_eq!(checked.no_push, None);
+        assert_eq!(checked.missing_rights, Vec::<String>::new());
+        assert!(check.shares && checked.warnings.is_empty(), "{check}");
+        assert_eq!(server.keys("*"), Vec::<String>::new(), "it writes nothing");
+        // Its connection closes with it.
+        crate::support::wait_until("it is gone", crate::BOUND, || server.clients().is_empty())
+            .await;
+    }
+}
+
+/// Rights that not everybody needs, an eviction policy, a server that cannot push: told, and no error.
+#[tokio::test]
+async fn what_is_missing_is_told() {
+    let rights = least_rights().join(" ");
+    let user = format!("user {rights}");
+    let server = RedisServer::builder()
+        .config(user)
+        .config("maxmemory 100mb")
+        .config("maxmemory-policy allkeys-lru")
+        .start();
+    let url = server.url_with("lockstream", "password", 0);
+    let check = lazy(&url).check().await.unwrap();
+    assert_sound(&check, 1);
+    assert_eq!(check.servers[0].missing_rights, ["scan"], "{check}");
+
+    server.cmd(&[
+        "ACL",
+        "SETUSER",
+        "lockstream",
+        "-info",
+        "-client|kill",
+        "-publish",
+    ]);
+    let check = lazy(&url).check().await.unwrap();
+    let checked = &check.servers[0];
+    assert_eq!(
+        checked.missing_rights,
+        ["info", "client|kill", "scan"],
+        "{check}"
+    );
+    assert!(
+        checked
+            .version
+            .as_deref()
+            .is_some_and(|it| !it.ends_with(' ')),
+        "from HELLO"
+    );
+    assert!(
+        checked
+            .no_push
+            .as_deref()
+            .is_some_and(|it| it.contains("publish")),
+        "{check}"
+    );
+
+    server.cmd(&["ACL", "SETUSER", "lockstream", "+info"]);
+    let check = lazy(&url).check().await.unwrap();
+    assert!(
+        check.servers[0].warnings[0].contains("allkeys-lru"),
+        "{check}"
+    );
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_an_error() {
+    let server = RedisServer::builder().config("requirepass secret").start();
+    let port = server.port();
+    let replica = RedisServer::builder()
+        .config(format!("replicaof 127.0.0.1 {port}"))
+        .config("masterauth secret")
+        .start();
+    let right = format!("redis://:secret@127.0.0.1:{port}/");
+    assert_sound(&lazy(&right).check().await.unwrap(), 1);
+    for (url, word, is_retryable) in [
+        (server.url(), "requires a password", false),
+        (right.replace("secret", "wrong"), "WRONGPASS", false),
+        (replica.url(), "READONLY", true),
+        (
+            format!("redis://:secret@127.0.0.1:{port}/99"),
+            "DB index",
+            false,
+        ),
+        ("redis://127.0.0.1:1/".to_owned(), "refused", true),
+    ] {
+        let error = lazy(&url).check().await.unwrap_err();
+        assert!(error.to_string().contains(word), "{error}");
+        assert_eq!(error.is_retryable(), is_retryable, "{error}");
+        assert!(!error.to_string().contains("secret"), "{error}");
+    }
+    let closed = lazy(&right);
+    closed.shutdown().await;
+    assert!(closed.check().await.is_err());
+}
+
+#[tokio::test]
+async fn a_quorum_can_be_used_if_a_majority_can() {
+    let mut servers = [
+        RedisServer::start(),
+        RedisServer::start(),
+        RedisServer::start(),
+    ];
+    let urls = servers.each_ref().map(RedisServer::url);
+    let nodes: Result<Vec<_>, _> = urls.iter().map(RedisStore::connect_lazy).collect();
+    let locks = LockRegistry::builder(QuorumStore::new(nodes.unwrap()).unwrap());
+    let locks = locks.build().unwrap();
+    let check = locks.check().await.unwrap();
+    assert_sound(&check, 3);
+    assert!(
+        !check.shares && check.to_string().contains("exclusive"),
+        "{check}"
+    );
+    servers[2].kill();
+    let check = locks.check().await.unwrap();
+    assert_eq!((check.servers.len(), check.failed.len()), (2, 1), "{check}");
+    servers[1].kill();
+    let error = locks.check().await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+}
+
+#[tokio::test]
+async fn memory_is_a_store_as_well() {
+    let store = MemoryStore::new();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    let check = locks.check().await.unwrap();
+    assert_eq!(check.servers[0].version.as_deref(), Some("memory"));
+    store.set_offline(true);
+    assert!(locks.check().await.is_err());
+}

@@ -1,0 +1,137 @@
+//! Names of servers, as some resolvers and services give them.
+
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+
+use lockstream::LockRegistry;
+use lockstream::store::RedisStore;
+
+use crate::support::{Lookups, RedisServer, Role, on_a_steady_machine};
+use crate::{BOUND, lazy, spawn};
+
+/// What a process does that finds the server by its name.
+pub(crate) async fn run(role: &mut Role) {
+    let url = role.env("URL");
+    match role.name() {
+        // Each way in by itself: the first connection of each is a slow one.
+        "takes" => {
+            let once = lazy(&url).obtain("once").acquire_once().await;
+            role.say(format_args!("once {once:?}"));
+            let lease = lazy(&url).obtain("lease").lease().await;
+            role.say(format_args!("lease {}", lease.is_ok()));
+            let connected = LockRegistry::connect(&url).await;
+            let locks = connected.unwrap_or_else(|error| panic!("{error}"));
+            let check = locks.check().await;
+            role.say(format_args!("check {}", check.is_ok()));
+        }
+        "gives up" => {
+            let store = RedisStore::builder(&url).connect_timeout(crate::ms(300));
+            let locks = LockRegistry::builder(store.connect_lazy().unwrap());
+            let error = locks.build().unwrap().obtain("k").lease_once().await;
+            role.say(format_args!("error {}", error.unwrap_err()));
+        }
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// In a cluster of containers a name that is looked up along a search path takes a second and more. The look-up, the
+/// connection and the greeting had the response time-out of one call: no attempt ever succeeded.
+#[tokio::test]
+async fn a_slow_look_up_only_delays() {
+    on_a_steady_machine(async || {
+        let (server, lookups) = (RedisServer::start(), Lookups::compile());
+        let url = format!("redis://localhost:{}/", server.port());
+        let env = [
+            ("URL", &*url),
+            ("LD_PRELOAD", lookups.library()),
+            ("LOOKUP_MILLIS", "1500"),
+        ];
+        let worker = spawn("takes", &env);
+        assert_eq!(worker.expect_line("once", BOUND).await, " Ok(true)");
+        assert_eq!(worker.expect_line("lease", BOUND).await, " true");
+        assert_eq!(worker.expect_line("check", BOUND).await, " true");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_look_up_that_takes_longer_than_the_time_to_connect_is_named() {
+    let (server, lookups) = (RedisServer::start(), Lookups::compile());
+    let url = format!("redis://localhost:{}/", server.port());
+    let env = [
+        ("URL", &*url),
+        ("LD_PRELOAD", lookups.library()),
+        ("LOOKUP_MILLIS", "30000"),
+    ];
+    let worker = spawn("gives up", &env);
+    let error = worker.expect_line("error", BOUND).await;
+    assert!(
+        error.contains("store request for lock \"k\" failed"),
+        "{error}"
+    );
+}
+
+/// Sends what comes to this port of another address on to a server.
+fn forward(from: &str, to: u16) {
+    let listener = TcpListener::bind(from).unwrap();
+    thread::spawn(move || {
+        for client in listener.incoming() {
+            let (Ok(mut client), Ok(mut server)) = (client, TcpStream::connect(("127.0.0.1", to)))
+            else {
+                return;
+            };
+            let (mut back, mut forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            thread::spawn(move || std::io::copy(&mut client, &mut forth));
+            thread::spawn(move || std::io::copy(&mut server, &mut back));
+        }
+    });
+}
+
+/// A service of containers has one name for a primary and its replicas. Whichever answered first was taken, at each
+/// attempt anew, and took no writes.
+#[tokio::test]
+async fn of_several_addresses_the_one_that_takes_writes_is_used() {
+    let (primary, lookups) = (RedisServer::start(), Lookups::compile());
+    let port = primary.port();
+    let replica = RedisServer::builder()
+        .config(format!("replicaof 127.0.0.1 {port}"))
+        .start();
+    forward(&format!("127.0.0.2:{port}"), replica.port());
+    let url = format!("redis://redis-headless:{port}/");
+    let env = [
+        ("URL", &*url),
+        ("LD_PRELOAD", lookups.library()),
+        ("LOOKUP_NAME", "redis-headless"),
+        ("LOOKUP_FIRST", "127.0.0.2"),
+        ("LOOKUP_SECOND", "127.0.0.1"),
+    ];
+    let worker = spawn("takes", &env);
+    assert_eq!(worker.expect_line("once", BOUND).await, " Ok(true)");
+    assert_eq!(worker.expect_line("lease", BOUND).await, " true");
+    assert_eq!(worker.expect_line("check", BOUND).await, " true");
+}
+
+/// If none can be used, the error has the reason of each.
+#[tokio::test]
+async fn if_no_address_can_be_used_each_is_told() {
+    let (gone, lookups) = (RedisServer::start(), Lookups::compile());
+    let port = gone.port();
+    let replica = RedisServer::builder()
+        .config("replicaof 127.0.0.1 1")
+        .config("replica-serve-stale-data yes")
+        .start();
+    drop(gone);
+    forward(&format!("127.0.0.2:{port}"), replica.port());
+    let url = format!("redis://redis-headless:{port}/");
+    let env = [
+        ("URL", &*url),
+        ("LD_PRELOAD", lookups.library()),
+        ("LOOKUP_NAME", "redis-headless"),
+        ("LOOKUP_FIRST", "127.0.0.2"),
+        ("LOOKUP_SECOND", "127.0.0.1"),
+    ];
+    let worker = spawn("gives up", &env);
+    worker.expect_line("error", BOUND).await;
+    let told = worker.transcript();
+    assert!(told.contains("error"), "{told}");
+}
