@@ -63,6 +63,8 @@ pub mod guide {}
 
 // Its snippet needs this feature.
 #[cfg(any(not(doctest), feature = "redis"))]
+/// [urls.md]: crate::docs::urls
+///
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
 
@@ -75,3 +77,6 @@ pub mod postgres {}
 ///
 #[doc = include_str!("../docs/protocol.md")]
 pub mod protocol {}
+
+#[doc = include_str!("../docs/urls.md")]
+pub mod urls {}

@@ -452,3 +452,30 @@ fn every_file_is_on_the_map_of_its_folder() {
         }
     }
 }
+
+/// Nothing in a url is ignored, and every option that is taken is on the page.
+#[test]
+fn every_option_of_a_url_is_on_its_page() {
+    const PAGE: &str = include_str!("../docs/urls.md");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let code = sources(&root.join("src/store"));
+    let mut options = 0;
+    for begin in [
+        "take(&[",
+        "take_time(&[",
+        "take_switch(&[",
+        "_FILE: &[&str] = &[",
+    ] {
+        for list in code.split(begin).skip(1) {
+            let list = list.split(']').next().unwrap();
+            for name in list.split('"').skip(1).step_by(2) {
+                assert!(
+                    PAGE.contains(&format!("`{name}")),
+                    "{name} is not on the page"
+                );
+                options += 1;
+            }
+        }
+    }
+    assert!(options > 20, "{options}");
+}

@@ -8,6 +8,7 @@ use lockstream::{LockRegistry, Renewal, StoreError};
 use tokio::time::timeout;
 
 use crate::authority::{Authority, Identity};
+use crate::hearing::Log;
 use crate::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::{BOUND, told};
 
@@ -247,6 +248,89 @@ async fn a_certificate_of_an_unknown_authority_is_not_believed() {
     refused(RedisStore::builder(server.tls_url("localhost")), reason).await;
 }
 
+/// What a url says of TLS, for those who have nothing but a url.
+#[tokio::test]
+async fn a_url_names_certificates() {
+    let (authority, other) = (Authority::new("ours"), Authority::new("theirs"));
+    let tls = authority.sign(HERE).serving(Some(&authority));
+    let server = RedisServer::builder().tls(tls).start();
+    let client = authority.sign(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, pem: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, pem).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (ca, foreign) = (
+        file("ca.pem", &authority.pem),
+        file("foreign.pem", &other.pem),
+    );
+    let certificate = file("client.pem", &client.certificate);
+    let key = file("client.key", &client.key);
+    let base = server.tls_url("localhost");
+    let shown = format!("cert_file={certificate}&key_file={key}");
+    takes_turns(RedisStore::builder(format!("{base}?ca_file={ca}&{shown}"))).await;
+    let as_libpq = format!("{base}?sslrootcert={ca}&sslcert={certificate}&sslkey={key}");
+    takes_turns(RedisStore::builder(as_libpq)).await;
+    let as_redis_py =
+        format!("{base}?ssl_ca_certs={ca}&ssl_certfile={certificate}&ssl_keyfile={key}");
+    takes_turns(RedisStore::builder(as_redis_py)).await;
+    let reason = "is from an unknown authority";
+    refused(
+        RedisStore::builder(format!("{base}?ca_file={foreign}&{shown}")),
+        reason,
+    )
+    .await;
+    // Nobody says which of two counts.
+    let twice = RedisStore::builder(format!("{base}?ca_file={ca}&{shown}"));
+    let twice = twice.root_certificate(&authority.pem).connect_lazy();
+    assert!(twice.unwrap_err().to_string().contains("give them once"));
+}
+
+/// A server behind a tunnel, or named by an address.
+#[tokio::test]
+async fn the_name_in_the_certificate_may_be_another_one() {
+    let authority = Authority::new("ours");
+    let server = start(&authority.sign(&["redis.example"]));
+    refused(
+        trusting(&server, &authority),
+        "certificate not valid for name",
+    )
+    .await;
+    takes_turns(trusting(&server, &authority).server_name("redis.example")).await;
+    let url = format!("{}?server_name=redis.example", server.tls_url("127.0.0.1"));
+    let both = RedisStore::builder(&url).root_certificate(&authority.pem);
+    assert!(
+        both.connect_lazy().is_err(),
+        "certificates in the url and in the builder"
+    );
+    let wrong = trusting(&server, &authority).server_name("other.example");
+    refused(wrong, "certificate not valid for name").await;
+    let invalid = trusting(&server, &authority).server_name("no name");
+    assert!(invalid.connect_lazy().is_err());
+}
+
+/// Asked for by a name that nobody writes by chance, and told each time.
+#[tokio::test]
+async fn whoever_answers_is_trusted_on_request_and_with_a_warning() {
+    let server = start(&Authority::new("theirs").sign_expired(&["elsewhere.example"]));
+    let url = server.tls_url("localhost");
+    let log = Log::default();
+    let _hearing = log.hear(tracing::Level::WARN);
+    let careful = RedisStore::builder(&url).danger_accept_invalid_certificates(false);
+    refused(careful, "certificate").await;
+    assert!(!log.text().contains("not verified"), "{}", log.text());
+    takes_turns(RedisStore::builder(&url).danger_accept_invalid_certificates(true)).await;
+    let warnings = log.take();
+    let told = warnings
+        .iter()
+        .filter(|line| line.contains("are not verified"));
+    assert_eq!(told.count(), 2, "one a registry: {warnings:?}");
+    let in_url = format!("{url}?danger_accept_invalid_certificates=true");
+    takes_turns(RedisStore::builder(in_url)).await;
+    assert!(log.text().contains("are not verified"), "{}", log.text());
+}
+
 /// Two authorities of one name differ by their keys.
 #[tokio::test]
 async fn a_certificate_of_an_authority_of_the_same_name_is_not_believed() {
@@ -453,8 +537,8 @@ async fn plain_and_tls_ports_are_told_apart() {
             "may require TLS",
         ),
     ] {
-        let store = RedisStore::connect_lazy(&url).unwrap();
-        let registry = LockRegistry::builder(store)
+        let store = RedisStore::builder(&url).connect_timeout(Duration::from_millis(300));
+        let registry = LockRegistry::builder(store.connect_lazy().unwrap())
             .response_timeout(Duration::from_millis(300))
             .build()
             .unwrap();

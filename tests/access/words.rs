@@ -95,8 +95,8 @@ proptest! {
 fn slips_in_urls_are_told() {
     let cases = [
         ("", "expected redis://"),
-        ("localhost:6379", "expected redis://"),
-        ("http://localhost", "expected redis://"),
+        ("localhost:6379", "write redis://localhost:6379"),
+        ("http://localhost", "write redis://"),
         ("redis://", "expected redis://"),
         ("redis://localhost:port", "expected redis://"),
         ("redis://localhost/first", "database"),
@@ -106,12 +106,12 @@ fn slips_in_urls_are_told() {
         ("redis://user:a#b@localhost", "percent-encoded"),
         ("redis://a?b@localhost", "percent-encoded"),
         #[cfg(feature = "tls-rustls")]
-        ("rediss://localhost/#insecure", "is not supported"),
+        ("rediss://localhost/#insecure", "in place of #insecure"),
         // The client reads both as the one above.
         #[cfg(feature = "tls-rustls")]
-        ("REDISS://localhost/#insecure", "is not supported"),
+        ("REDISS://localhost/#insecure", "in place of #insecure"),
         #[cfg(feature = "tls-rustls")]
-        ("rediss://localhost/#insecure ", "is not supported"),
+        ("rediss://localhost/#insecure ", "in place of #insecure"),
         #[cfg(not(feature = "tls-rustls"))]
         ("rediss://localhost/", "tls-rustls"),
         ("redis://one,two/", "redis+cluster://"),

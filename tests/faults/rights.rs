@@ -80,13 +80,13 @@ async fn no_server_at_all() {
     assert!(locks.obtain("k").acquire_once().await.unwrap());
 }
 
-/// Where somebody accepts and does not speak, the response time-out ends it.
+/// Where somebody accepts and does not speak, the time to connect ends it.
 #[tokio::test]
 async fn a_server_that_does_not_answer() {
     let server = RedisServer::start();
     server.stop();
-    let store = RedisStore::connect_lazy(server.url()).unwrap();
-    let locks = LockRegistry::builder(store)
+    let store = RedisStore::builder(server.url()).connect_timeout(ms(300));
+    let locks = LockRegistry::builder(store.connect_lazy().unwrap())
         .response_timeout(ms(300))
         .build()
         .unwrap();

@@ -198,7 +198,9 @@ impl<B: Backend> NodeTask<B> {
             let connecting = backend.connect(hello.clone());
             connecting.map(Ok::<_, Infallible>).boxed()
         });
-        let connected = first_success(attempts, patience, Instant::now() + within).await;
+        // The store gives up by itself, and knows better why.
+        let until = Instant::now() + within + within / 8;
+        let connected = first_success(attempts, patience, until).await;
         let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
         let connected = connected.unwrap_or_else(silent)?;
         self.has_connected = true;

@@ -111,7 +111,8 @@ impl<B: Backend> Change<'_, B> {
     /// Tries again after a pause, as long as the answer is of use.
     pub(super) fn delay(&mut self, mut request: Request, error: StoreError) {
         let now = Instant::now();
-        let patience = request.since + self.shared.config.response_timeout * 3 / 4;
+        let within = self.shared.config.response_timeout * 3 / 4;
+        let patience = request.since + self.shared.connects_within() + within;
         let patience = request.useful_until().unwrap_or(patience);
         if now >= patience {
             return self.answer(request, Err(OpError::Refused(error)));
@@ -178,6 +179,7 @@ impl<B: Backend> Change<'_, B> {
     /// True: the map must be asked for again.
     fn on_no_map(&mut self, error: StoreError) -> bool {
         self.state.search.backoff.failed(Instant::now(), None);
+        self.shared.has_tried();
         for request in std::mem::take(&mut self.state.unrouted) {
             self.answer_unsent(request, error.clone());
         }

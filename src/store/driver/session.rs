@@ -140,7 +140,12 @@ impl<B: Backend> Shared<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn connects_within(&self) -> Duration {
+    /// A connection stands, or cannot be made.
+    pub(super) fn has_tried(&self) {
+        self.is_first.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn connects_within(&self) -> Duration {
         match self.is_first.load(Ordering::Relaxed) {
             true => self.backend.connect_timeout(),
             false => Duration::ZERO,
@@ -320,7 +325,7 @@ impl<B: Backend> Shared<B> {
                 change.state.identity.clone_from(&connected.identity);
             }
             change.answer_old(id, self.config.response_timeout + self.connects_within());
-            self.is_first.store(false, Ordering::Relaxed);
+            self.has_tried();
             match connected.no_push {
                 Some(_) => change.cannot_push(id),
                 None => change.state.subscriptions.renew(id),
@@ -357,7 +362,7 @@ impl<B: Backend> Shared<B> {
         self.change(|change| {
             let node = &mut change.state.nodes[id];
             node.is_lost = true;
-            self.is_first.store(false, Ordering::Relaxed);
+            self.has_tried();
             node.backoff.failed(Instant::now(), stood_since);
             unsent.append(&mut node.inbox);
             unsent.extend(change.state.subscriptions.lost(id));

@@ -34,9 +34,14 @@ impl Seeds {
 
     pub(super) fn parse(urls: &[String]) -> Result<Self, Fault> {
         let endpoints = urls.iter().map(|url| Endpoint::parse(url));
-        let endpoints = endpoints.collect::<Result<Vec<_>, _>>()?;
+        let mut endpoints = endpoints.collect::<Result<Vec<_>, _>>()?;
         if endpoints.is_empty() {
             return Err(Fault::url("a cluster needs at least one node"));
+        }
+        // Their nodes share it, and its sessions.
+        let first = endpoints[0].clone();
+        for endpoint in &mut endpoints {
+            endpoint.secure_as(&first);
         }
         for Endpoint { info, .. } in &endpoints {
             if let ConnectionAddr::Unix(_) = info.addr() {

@@ -272,10 +272,11 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Over TLS as that one is.
-    #[cfg_attr(not(feature = "sentinel"), allow(dead_code, reason = "for sentinels"))]
+    /// With the configuration of that one, if both are reached over TLS.
     pub(super) fn secure_as(&mut self, other: &Self) {
-        self.opener = other.opener.clone();
+        if self.is_tls() && other.is_tls() {
+            self.opener = other.opener.clone();
+        }
     }
 
     /// Whether whoever answers is trusted.
@@ -314,7 +315,7 @@ impl Endpoint {
         within: Duration,
         connect: impl Fn(Self) -> BoxFuture<'a, Result<T, Fault>>,
     ) -> Result<T, Fault> {
-        let until = Instant::now() + within;
+        let (began, until) = (std::time::Instant::now(), Instant::now() + within);
         let (ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) =
             self.info.addr()
         else {
@@ -323,7 +324,10 @@ impl Endpoint {
         let found = timeout(within, lookup_host((host.as_str(), *port))).await;
         let found = match found {
             Ok(found) => found.map(|found| found.collect::<Vec<_>>()),
-            Err(_) => Err(time_out("the look-up of its name timed out")),
+            Err(_) => Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the look-up of its name timed out",
+            )),
         };
         let mut addresses = found.map_err(|error| self.fault(error.into(), false))?;
         addresses.dedup();
@@ -332,7 +336,7 @@ impl Endpoint {
             .map(|address| connect(self.clone().at(Some(*address))));
         let connected = first_success(attempts, NEXT_ADDRESS, until).await;
         connected.map_err(|mut failed| match &failed.errors[..] {
-            [] => Fault::silent(&self.address, within),
+            [] => self.fault(timed_out(began, within).into(), false),
             [_] => failed.errors.swap_remove(0),
             faults => Fault::nowhere(&self.address, faults),
         })
@@ -391,13 +395,8 @@ impl Endpoint {
             Ok(link)
         };
         let began = std::time::Instant::now();
-        let opened = timeout(within, opening).await.unwrap_or_else(|_| {
-            let reason = match began.elapsed() < within / 2 {
-                true => "timed out: tokio's clock is paused",
-                false => "timed out",
-            };
-            Err(time_out(reason).into())
-        });
+        let opened = timeout(within, opening).await;
+        let opened = opened.unwrap_or_else(|_| Err(timed_out(began, within).into()));
         let mut link = opened.map_err(|source| self.fault(source, newer.is_some()))?;
         if let Some(newer) = newer {
             link.follow(Renewal::new(newer, self.address.clone()));
@@ -421,7 +420,12 @@ impl Endpoint {
     }
 }
 
-fn time_out(reason: &'static str) -> io::Error {
+/// `began`: in real time.
+fn timed_out(began: std::time::Instant, within: Duration) -> io::Error {
+    let reason = match began.elapsed() < within / 2 {
+        true => "timed out: tokio's clock is paused",
+        false => "timed out",
+    };
     io::Error::new(io::ErrorKind::TimedOut, reason)
 }
 

@@ -11,6 +11,7 @@
 //! | `link`, `incoming`, `login` | one connection: requests, replies and pushes |
 //! | `replicas` | acquisitions that count only when replicas have them |
 //! | `call`, `reply`, `grant`, `keys`, `script`, `script.lua`, `confirm.lua` | what requests, answers and grants look like on the wire |
+//! | `check` | what a server is, and what our user may do there |
 //! | `scan` | which keys have a lock, by SCAN on every primary |
 //! | `fault` | what can go wrong |
 
