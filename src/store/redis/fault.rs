@@ -103,8 +103,7 @@ impl Fault {
 
     /// None of the addresses of a host can be used.
     pub(super) fn nowhere(address: &Arc<str>, faults: &[Self]) -> Self {
-        let what = format!("an address of {address} that can be used");
-        Self::not_found(what, faults)
+        Self::listing(format!("no address of {address} can be used"), faults)
     }
 
     fn told(text: String, is_lasting: bool) -> Self {
@@ -113,11 +112,15 @@ impl Fault {
 
     /// No sentinel, or no node of a cluster, says where the keys are. These are their answers.
     pub(super) fn not_found(what: impl fmt::Display, faults: &[Self]) -> Self {
+        Self::listing(format!("{what} not found"), faults)
+    }
+
+    fn listing(told: String, faults: &[Self]) -> Self {
         let mut answers: Vec<_> = faults.iter().take(LISTED).map(Self::to_string).collect();
         if let Some(more @ 1..) = faults.len().checked_sub(LISTED) {
             answers.push(format!("and {more} more"));
         }
-        let text = format!("{what} not found: {}", answers.join("; "));
+        let text = format!("{told}: {}", answers.join("; "));
         // Those that are down may know it.
         Self::told(text, faults.iter().all(Self::is_lasting))
     }
