@@ -458,7 +458,17 @@ fn every_file_is_on_the_map_of_its_folder() {
 fn every_option_of_a_url_is_on_its_page() {
     const PAGE: &str = include_str!("../docs/urls.md");
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let code = sources(&root.join("src/store"));
+    let files = [
+        "url.rs",
+        "redis/endpoint.rs",
+        "redis/sentinel.rs",
+        "postgres/address.rs",
+    ];
+    let read = |file: &&str| {
+        let text = fs::read_to_string(root.join("src/store").join(file)).unwrap();
+        text.split("mod tests").next().unwrap().to_owned()
+    };
+    let code: String = files.iter().map(read).collect();
     let mut options = 0;
     for begin in [
         "take(&[",

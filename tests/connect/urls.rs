@@ -265,6 +265,31 @@ async fn what_a_url_says_of_the_registry_holds() {
     server.cont();
 }
 
+/// The nodes of a quorum speak for one registry.
+#[tokio::test]
+async fn the_urls_of_a_quorum_say_the_same_of_the_registry() {
+    use lockstream::store::QuorumStore;
+    let quorum = |options: [&str; 2]| {
+        let url = |(index, option)| format!("redis://10.0.0.{index}/{option}");
+        let urls = options.into_iter().enumerate().map(url);
+        let nodes: Result<Vec<_>, _> = urls.map(RedisStore::connect_lazy).collect();
+        QuorumStore::new(nodes.unwrap())
+    };
+    let store = quorum(["?prefix=shop", "?prefix=shop"]).unwrap();
+    let locks = LockRegistry::builder(store.clone()).prefix("other").build();
+    assert_eq!(locks.unwrap_err().setting(), "prefix");
+    assert!(LockRegistry::builder(store).prefix("shop").build().is_ok());
+    for options in [
+        ["?prefix=shop", ""],
+        ["?prefix=a", "?prefix=b"],
+        ["", "?name=x"],
+    ] {
+        let error = quorum(options).unwrap_err();
+        assert!(error.to_string().contains("the same prefix"), "{error}");
+        assert!(!error.is_retryable());
+    }
+}
+
 /// What is typed at a prompt, and servers of another kind: the error says what was seen.
 #[tokio::test]
 async fn a_port_of_something_else_is_told() {

@@ -11,6 +11,11 @@ pub(super) enum Fault {
     NoNodes,
     #[error("two nodes of the quorum are one: {place}")]
     Twice { place: String },
+    #[error(
+        "the urls of the quorum's nodes say different things of the registry: give all the same prefix, name and \
+         response_timeout, or none"
+    )]
+    Differ,
     #[error("no majority of {majority}: {away} of {size} nodes unavailable: {reasons}")]
     TooFew {
         away: usize,
@@ -41,7 +46,9 @@ pub(super) enum Fault {
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::NoNodes | Fault::Twice { .. } | Fault::SameServer { .. } => Self::lasting(fault),
+            Fault::NoNodes | Fault::Differ | Fault::Twice { .. } | Fault::SameServer { .. } => {
+                Self::lasting(fault)
+            }
             Fault::TooFew { lasting: true, .. } => Self::lasting(fault),
             _ => Self::new(fault),
         }

@@ -6,7 +6,7 @@ use super::fault::Fault;
 use super::quarantine::Quarantine;
 use super::session::QuorumSession;
 use crate::StoreError;
-use crate::store::contract::{Session, SessionConfig};
+use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
 /// Leases on a majority of several independent stores, by the Redlock algorithm.
@@ -102,7 +102,8 @@ impl QuorumStore {
     ///
     /// # Errors
     ///
-    /// If there is no node, or two are the same: clones of a [`MemoryStore`](crate::store::MemoryStore), or
+    /// If the urls of nodes say different things of the registry (`prefix`, `name`, `response_timeout`). If there is no
+    /// node, or two are the same: clones of a [`MemoryStore`](crate::store::MemoryStore), or
     /// [`RedisStore`](crate::store::RedisStore)s with the same host and port as written, whatever the database. Two
     /// names of one server are noticed at the connection, with the right to `INFO server`: the second node has no
     /// vote. An error is logged, and later errors say so if no majority is left.
@@ -123,6 +124,10 @@ impl QuorumStore {
             if !places.insert(place.clone()) {
                 return Err(Fault::Twice { place }.into());
             }
+        }
+        let said = nodes[0].registry_options();
+        if nodes.iter().any(|node| node.registry_options() != said) {
+            return Err(Fault::Differ.into());
         }
         let quarantine = None;
         Ok(Self { nodes, quarantine })
@@ -155,6 +160,11 @@ impl LockStore for QuorumStore {
         let by_ttl = Quarantine::AtLeast(config.ttl);
         let quarantine = self.quarantine.unwrap_or(by_ttl);
         Arc::new(QuorumSession::new(&self.nodes, quarantine, config))
+    }
+
+    /// All nodes say the same.
+    fn registry_options(&self) -> RegistryOptions {
+        self.nodes[0].registry_options()
     }
 
     /// Shared leases need one queue for all, or writers starve (M10).
