@@ -454,7 +454,7 @@ impl LeaseView {
     }
 
     /// The token of a lease of one key, which may fence a transaction from now on.
-    fn see_token(&self) -> Token {
+    pub(crate) fn see_token(&self) -> Token {
         if self.view_context.fence.is_some()
             && self.caller.see_token()
             && let Some(engine) = self.view_context.engine.upgrade()
@@ -469,78 +469,6 @@ impl LeaseView {
         let mut members = self.members().iter();
         let member = members.find(|member| **member.caller.key() == *key);
         member.map(Self::see_token)
-    }
-
-    /// Fences a transaction in the database of a [`PostgresStore`](crate::store::PostgresStore): it commits only if this
-    /// lease still has its lock, and nobody else gets the lock before it has ended. Of several keys, all of them.
-    ///
-    /// Call it first in the transaction. When the lease is over, it fails, and so does the commit. Nothing is checked
-    /// after it: the lease may run out while the transaction goes on, and the lock is not given away before its end. So a
-    /// transaction that never ends keeps the lock: set `idle_in_transaction_session_timeout`. Inside a savepoint that is
-    /// rolled back it fences nothing. With another client, execute `SELECT lockstream.fence(key, token)`.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Lost`] if the lease is over. [`LockError::Store`] if the store is another one, or the server refuses: at
-    /// REPEATABLE READ and SERIALIZABLE also (SQLSTATE 40001) if the lease has ended, or was taken or renewed, since the
-    /// transaction's first statement. The transaction must be rolled back then. If you commit it all the same, the server rolls back, but
-    /// `commit` of `tokio-postgres` says `Ok`.
-    ///
-    /// # Examples
-    ///
-    /// ```no_run
-    /// use lockstream::LockRegistry;
-    ///
-    /// # async fn f(locks: LockRegistry, client: &mut tokio_postgres::Client) -> Result<(), Box<dyn std::error::Error>> {
-    /// let lease = locks.obtain("order:42").lease().await?;
-    /// let transaction = client.transaction().await?;
-    /// lease.view().fence(&transaction).await?;
-    /// transaction.execute("UPDATE orders SET paid = true WHERE id = 42", &[]).await?;
-    /// transaction.commit().await?;
-    /// # Ok(()) }
-    /// ```
-    #[cfg(feature = "postgres")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
-    pub async fn fence(
-        &self,
-        transaction: &tokio_postgres::Transaction<'_>,
-    ) -> Result<(), LockError> {
-        use tokio_postgres::types::Type;
-
-        for member in self.members() {
-            let key = member.caller.key().clone();
-            let failed = |source| LockError::Store {
-                key: key.clone(),
-                source,
-            };
-            let Some(fence) = &member.view_context.fence else {
-                let why = "its store has no transactions: fences are of PostgresStore";
-                return Err(failed(crate::StoreError::lasting(why)));
-            };
-            let token = member.see_token();
-            let Some(engine) = member.view_context.engine.upgrade() else {
-                return Err(LockError::Closed { key });
-            };
-            let number = i64::try_from(token.get()).expect("tokens fit (F2)");
-            let prefix = &*engine.settings.prefix;
-            let arguments = [
-                (
-                    &&*key as &(dyn tokio_postgres::types::ToSql + Sync),
-                    Type::TEXT,
-                ),
-                (&number, Type::INT8),
-                (&prefix, Type::TEXT),
-            ];
-            let fenced = transaction.query_typed(fence, &arguments).await;
-            fenced.map_err(|error| match crate::store::is_stale_fence(&error) {
-                true => LockError::Lost {
-                    key: key.clone(),
-                    token,
-                },
-                false => failed(crate::store::fence_error(&error)),
-            })?;
-        }
-        Ok(())
     }
 
     /// The time until which nobody else can hold the key, on our own clock. It may move earlier after the machine was
@@ -578,6 +506,11 @@ impl LeaseView {
 
     pub(crate) fn caller(&self) -> &Arc<WaiterState> {
         &self.caller
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn context(&self) -> &ViewContext {
+        &self.view_context
     }
 
     /// How the lease ended under its holder, if it did. Of several keys, the first that is lost.

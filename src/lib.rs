@@ -102,6 +102,8 @@ mod engine;
 mod error;
 mod events;
 mod extend;
+#[cfg(feature = "postgres")]
+mod fence;
 mod group;
 mod heartbeat;
 mod inspect;
@@ -141,6 +143,9 @@ pub use self::check::{Check, CheckedServer};
 pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
 pub use self::error::{BuildError, LockError, StoreError};
 pub use self::events::LockEvent;
+#[cfg(feature = "postgres")]
+#[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
+pub use self::fence::FenceSql;
 pub use self::inspect::{InspectedHolder, InspectedTicket, Inspection};
 pub use self::into_lock::IntoLock;
 pub use self::leadership::Leadership;

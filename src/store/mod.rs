@@ -50,9 +50,9 @@ use std::time::Duration;
 
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
-pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
+pub(crate) use self::postgres::fence_error;
 #[cfg(feature = "postgres")]
-pub(crate) use self::postgres::{fence_error, is_stale_fence};
+pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
 pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{ConnectStore, Credentials, RedisStore, RedisStoreBuilder};

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use lockstream::store::PostgresStore;
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
+use lockstream::{FenceSql, FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 
 use crate::support::{PgServer, on_a_steady_machine};
 use crate::{BOUND, client, eventually, ms, registry};
@@ -85,6 +86,85 @@ async fn a_token_fences_by_its_own_lease_alone() {
         .try_run(&format!("SELECT lockstream.fence('account:1', {token})"))
         .unwrap_err();
     assert_eq!(error.code().unwrap().code(), "LS001");
+}
+
+/// Was told as a lease that is over, though it was held: under another prefix, and of a group, whose key is none of its keys.
+#[tokio::test]
+async fn a_fence_says_where_it_has_looked() {
+    let server = PgServer::start();
+    let store = || PostgresStore::connect(&server.url());
+    let builder = crate::builder(store().await.unwrap()).prefix("shop");
+    let (shop, plain) = (builder.build().unwrap(), registry(&server.url()).await);
+    let of_shop = shop.obtain("account:1").lease().await.unwrap();
+    let of_two = plain.obtain_all(["b", "a"]).lease().await.unwrap();
+    let mut sql = server.client();
+    let mut refused = |key: &str, token: i64, more: &str| {
+        let fence = format!("SELECT lockstream.fence('{key}', {token}{more})");
+        let error = sql.try_run(&fence).unwrap_err();
+        let error = error.as_db_error().unwrap();
+        assert_eq!(error.code().code(), FenceSql::REFUSED);
+        error.message().to_owned()
+    };
+    let token = of_shop.token().as_i64();
+    let why = "its key or its prefix is another, or it ended long ago";
+    assert_eq!(
+        refused("account:1", token, ""),
+        format!(r#"no lease on "account:1" under the prefix "lock" has the token {token}: {why}"#)
+    );
+    let of_a = of_two.token().as_i64();
+    assert_eq!(
+        refused(of_two.key(), of_a, ""),
+        format!(r#"no lease on "a,b" under the prefix "lock" has the token {of_a}: {why}"#)
+    );
+    let of_b = of_two.token_of("b").unwrap().as_i64();
+    assert_eq!(
+        refused("a", of_b, ""),
+        format!(r#"no lease on "a" under the prefix "lock" has the token {of_b}: {why}"#)
+    );
+    of_shop.release().await.unwrap();
+    assert_eq!(
+        refused("account:1", token, ", 'shop'"),
+        format!(r#"the lease on "account:1" under the prefix "shop" with token {token} is over"#)
+    );
+}
+
+/// What another driver executes does what `fence` does, under whatever prefix, schema and keys.
+#[tokio::test]
+async fn any_driver_can_fence() {
+    let server = PgServer::start();
+    let store = PostgresStore::builder(&server.url()).schema("app_locks");
+    let store = store.connect().await.unwrap();
+    let locks = crate::builder(store).prefix("shop").build().unwrap();
+    let lease = locks.obtain_all(["b", "a"]).lease().await.unwrap();
+    let fences = lease.view().fence_sql().unwrap();
+    let keys = fences.iter().map(|fence| (fence.key(), fence.prefix()));
+    assert_eq!(keys.collect::<Vec<_>>(), [("a", "shop"), ("b", "shop")]);
+    let client = client(&server.url()).await;
+    client.batch_execute("BEGIN").await.unwrap();
+    for fence in &fences {
+        let arguments: [&(dyn ToSql + Sync); 3] = [&fence.key(), &fence.token(), &fence.prefix()];
+        client.query(fence.text(), &arguments).await.unwrap();
+    }
+    // Both keys wait for the transaction.
+    let releasing = tokio::spawn(lease.release());
+    let other = PostgresStore::builder(&server.url()).schema("app_locks");
+    let other = crate::builder(other.connect().await.unwrap())
+        .prefix("shop")
+        .build()
+        .unwrap();
+    for key in ["a", "b"] {
+        assert!(
+            other.obtain(key).lease_once().await.unwrap().is_none(),
+            "{key}"
+        );
+    }
+    client.batch_execute("COMMIT").await.unwrap();
+    releasing.await.unwrap().unwrap();
+    for fence in &fences {
+        let arguments: [&(dyn ToSql + Sync); 3] = [&fence.key(), &fence.token(), &fence.prefix()];
+        let error = client.query(fence.text(), &arguments).await.unwrap_err();
+        assert_eq!(error.code().unwrap().code(), FenceSql::REFUSED, "{error}");
+    }
 }
 
 /// The lease is over, and the transaction goes on: nobody gets the lock before its end.
@@ -357,6 +437,8 @@ async fn what_cannot_be_fenced_says_so() {
         crate::told(&error).contains("no transactions") && !error.is_retryable(),
         "{error:?}"
     );
+    let error = memory.view().fence_sql().unwrap_err();
+    assert!(crate::told(&error).contains("no transactions"), "{error:?}");
     server.run("CREATE DATABASE elsewhere");
     let url = server.url().replace("/postgres?", "/elsewhere?");
     let mut elsewhere = client(&url).await;

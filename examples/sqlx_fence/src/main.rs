@@ -4,7 +4,7 @@
 //! DATABASE_URL=postgres://postgres@localhost/postgres cargo run --manifest-path examples/sqlx_fence/Cargo.toml
 //! ```
 //!
-//! The fence is one SQL function, so any client can call it: the key, and the lease's token.
+//! The lease has the statement and its arguments for any client: one for each of its keys.
 
 use std::error::Error;
 use std::time::Duration;
@@ -15,18 +15,17 @@ use sqlx::{Connection, PgConnection};
 const KEY: &str = "order:42";
 
 /// Marks the order as paid, if the lease still has its lock when the transaction commits.
-async fn pay(connection: &mut PgConnection, lease: &LeaseView) -> Result<(), sqlx::Error> {
-    let token = i64::try_from(lease.token().get()).expect("every token fits");
+async fn pay(connection: &mut PgConnection, lease: &LeaseView) -> Result<(), Box<dyn Error>> {
     let mut transaction = connection.begin().await?;
-    sqlx::query("SELECT lockstream.fence($1, $2)")
-        .bind(KEY)
-        .bind(token)
-        .execute(&mut *transaction)
-        .await?;
+    for fence in lease.fence_sql()? {
+        let query = sqlx::query(fence.text());
+        let query = query.bind(fence.key()).bind(fence.token()).bind(fence.prefix());
+        query.execute(&mut *transaction).await?;
+    }
     sqlx::query("UPDATE pg_temp.orders SET paid = true")
         .execute(&mut *transaction)
         .await?;
-    transaction.commit().await
+    Ok(transaction.commit().await?)
 }
 
 #[tokio::main]

@@ -219,11 +219,6 @@ fn kind(code: &SqlState) -> Kind {
     }
 }
 
-/// Whether a fence has found that its lease is over.
-pub(crate) fn is_stale_fence(error: &tokio_postgres::Error) -> bool {
-    error.code().is_some_and(|code| code.code() == "LS001")
-}
-
 /// Why a fence could not be asked.
 pub(crate) fn fence_error(error: &tokio_postgres::Error) -> StoreError {
     let told = Fault::refused("the transaction's connection", error);

@@ -28,7 +28,7 @@ mod socket;
 mod store;
 mod sweep;
 
-pub(crate) use self::fault::{fence_error, is_stale_fence};
+pub(crate) use self::fault::fence_error;
 pub use self::store::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
 
 #[cfg(test)]

@@ -1005,13 +1005,14 @@ BEGIN
 END $$;
 
 -- Fences the transaction that calls it: it commits only if the lease with this token still has the lock, and nobody else
--- gets the lock before it has ended. Raises an error if the lease is over.
+-- gets the lock before it has ended. Raises an error if the lease is over, or is none of this key and prefix.
 CREATE FUNCTION lockstream.fence(key text, token bigint, prefix text DEFAULT 'lock') RETURNS void
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     name text := prefix || ':' || key;
     whose text := '';
     is_held boolean;
+    was_held boolean;
 BEGIN
     SELECT h.owner INTO whose FROM lockstream.holder h WHERE h.key = name AND h.epoch = token / 64;
     whose := coalesce(whose, '');
@@ -1025,13 +1026,21 @@ BEGIN
             FROM lockstream.holder h WHERE h.key = name AND h.owner = whose FOR KEY SHARE;
     END IF;
     IF is_held IS DISTINCT FROM true THEN
+        was_held := EXISTS (SELECT 1 FROM lockstream.lock l WHERE l.key = name AND l.epoch >= token / 64);
         IF current_setting('transaction_isolation') <> 'read committed' THEN
             -- The lease may be newer than the snapshot, or its last renewal is: then one of these fails with 40001.
             INSERT INTO lockstream.lock VALUES (name, NULL, 0, 0) ON CONFLICT DO NOTHING;
             PERFORM 1 FROM lockstream.lock l WHERE l.key = name FOR SHARE;
             PERFORM 1 FROM lockstream.holder h WHERE h.key = name AND h.owner = whose FOR SHARE;
         END IF;
-        RAISE 'the lease on "%" with token % is over', key, token USING ERRCODE = 'LS001';
+        IF was_held THEN
+            RAISE 'the lease on "%" under the prefix "%" with token % is over', key, prefix, token
+                USING ERRCODE = 'LS001';
+        END IF;
+        -- The row of a lock that nobody has used for long is gone.
+        RAISE 'no lease on "%" under the prefix "%" has the token %: its key or its prefix is another, or it ended long ago',
+            key, prefix, token
+            USING ERRCODE = 'LS001', HINT = 'LeaseView::fence_sql() has the arguments. Each of several keys has its token.';
     END IF;
 END $$;
 
