@@ -97,7 +97,10 @@ impl Acquiring {
                     return Poll::Ready(Ok(lease));
                 }
                 let behind = std::mem::take(&mut self.behind);
-                let caller = WaiterState::new(self.options.key().clone(), mode, &behind);
+                let mut caller = WaiterState::new(self.options.key().clone(), mode, &behind);
+                if cfg!(debug_assertions) && !self.options.is_scoped {
+                    caller.set_origin(self.options.place());
+                }
                 let caller = Arc::new(caller);
                 self.stage = Stage::Queued(caller.clone());
                 if let Some(token) = self.arrive(&caller) {
@@ -165,17 +168,26 @@ impl Acquiring {
         if !(self.options.reentrant || deadlock) {
             return Ok(None);
         }
+        let refuse = |reason| {
+            Err(LockError::InvalidSetting {
+                key: self.options.key().clone(),
+                setting: match self.options.is_nested {
+                    true => "nested",
+                    false => "reentrant",
+                },
+                reason,
+            })
+        };
         let Some(enclosing) = reentrancy::enclosing(engine, self.options.key()) else {
-            return Ok(None);
+            return match self.options.is_nested {
+                true => refuse("no work around it holds the key"),
+                false => Ok(None),
+            };
         };
         if self.options.reentrant {
             // H2: others hold the key beside a reader or a permit. An upgrade would wait for the work around it.
             if enclosing.caller.mode() != Mode::Exclusive {
-                return Err(LockError::InvalidSetting {
-                    key: self.options.key().clone(),
-                    setting: "reentrant",
-                    reason: "cannot upgrade the shared lease or permit of the work around it",
-                });
+                return refuse("cannot upgrade the shared lease or permit of the work around it");
             }
             let (caller, on_finish) = (enclosing.caller, enclosing.on_finish);
             return Ok(Lease::share(engine.clone(), caller, on_finish));
@@ -188,6 +200,21 @@ impl Acquiring {
             "lock awaited inside the work that holds it"
         );
         Ok(None)
+    }
+
+    /// A guard does not say what it is for, so only the end of a wait in vain shows that the waiting task may have
+    /// waited for itself.
+    fn warn_of_own_guard(&self, caller: &WaiterState) {
+        let Some(outer) = self.options.registry().guard_of_this_task(caller) else {
+            return;
+        };
+        log!(
+            warn,
+            key = &**self.options.key(),
+            outer = %outer,
+            inner = %self.options.place(),
+            "lock not acquired: a guard of the same task held it for the whole wait"
+        );
     }
 
     /// Returns the token if the caller has the lease already.
@@ -214,6 +241,12 @@ impl Acquiring {
     fn refused(&self, refusal: Refusal, caller: &WaiterState) -> LockError {
         let engine = self.options.registry();
         let key = self.options.key().clone();
+        if cfg!(debug_assertions)
+            && let Refusal::Busy = refusal
+            && self.waits()
+        {
+            self.warn_of_own_guard(caller);
+        }
         match (refusal, &self.adopts) {
             (Refusal::Busy, _) => LockError::NotAcquired {
                 key,

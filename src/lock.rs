@@ -136,7 +136,8 @@ impl Lock {
     /// store. Without this setting a nested lock waits until its `wait` is over, since the work
     /// around it cannot go on (builds with debug assertions log a warning with both places).
     ///
-    /// Call it on the *inner* lock; the outer one needs no setting.
+    /// Call it on the *inner* lock; the outer one needs no setting. Inside of nothing it is a lock like any other;
+    /// [`nested`](Self::nested) is an error there.
     ///
     /// # What is inside
     ///
@@ -149,7 +150,8 @@ impl Lock {
     /// - what is done with a stream's items between two polls of it: put that into the stream,
     ///   `rows.then(…).with_lock(lock)`;
     /// - code next to a guard ([`lease`](Self::lease)) or a handle that holds
-    ///   ([`acquire`](Self::acquire)): only combinators say where their work begins and ends;
+    ///   ([`acquire`](Self::acquire)): only combinators say where their work begins and ends. If a guard of the same
+    ///   task holds the key for the whole wait, builds with debug assertions log a warning when that is over;
     /// - another process, another registry, another key.
     ///
     /// # What is shared
@@ -207,6 +209,41 @@ impl Lock {
     /// ```
     pub fn reentrant(self) -> Self {
         self.set(|options| options.reentrant = true)
+    }
+
+    /// As [`reentrant`](Self::reentrant), and it must find a lease to share: a lock that is never acquired by itself.
+    ///
+    /// For work that is a part of larger work under the lock, and must not run without that. A `reentrant` lock that is
+    /// inside of nothing is a lock like any other, with a token of its own: so it is if the two keys differ by a typo,
+    /// or if the work around it was spawned. This one is an error then.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidSetting`] of each future, if no work around its first poll holds the key, or if that is a reader
+    /// or a permit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockError, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// async fn post(locks: &LockRegistry, sum: i64) -> Result<i64, LockError> {
+    ///     // Only as a part of a booking, under whose lock the balance was read.
+    ///     async { sum }.with_lock(locks.obtain("account:7").nested()).await
+    /// }
+    ///
+    /// let locks = LockRegistry::in_memory();
+    /// let posted = post(&locks, 10).try_with_lock(locks.obtain("account:7")).await?;
+    /// assert_eq!(posted, 10);
+    /// assert!(post(&locks, 10).await.is_err());
+    /// assert!(post(&locks, 10).try_with_lock(locks.obtain("acount:7")).await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn nested(self) -> Self {
+        self.set(|options| {
+            options.reentrant = true;
+            options.is_nested = true;
+        })
     }
 
     /// Makes this a lock for readers: any number of them hold it at a time, and no exclusive one. Nobody overtakes the

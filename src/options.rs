@@ -29,6 +29,10 @@ pub(crate) struct LockOptions {
     /// Whether `on_finish` is only for work that succeeds.
     pub(crate) is_conditional: bool,
     pub(crate) reentrant: bool,
+    /// Whether it must share the lease of the work around it.
+    pub(crate) is_nested: bool,
+    /// Whether a combinator says where the work under its lease begins and ends.
+    pub(crate) is_scoped: bool,
     /// Whether it campaigns for the lead.
     pub(crate) leads: bool,
     pub(crate) sharing: Sharing,
@@ -79,6 +83,8 @@ impl LockOptions {
             on_finish: OnFinish::default(),
             is_conditional: false,
             reentrant: false,
+            is_nested: false,
+            is_scoped: false,
             leads: false,
             sharing: Sharing::No,
             weight: None,
@@ -224,6 +230,8 @@ impl LockOptions {
             refuse(setting, "is for locks of one key only")
         } else if mode != Mode::Exclusive && !self.registry().shares {
             refuse(setting, "a quorum has exclusive locks only")
+        } else if self.is_nested {
+            refuse("nested", EXCLUSIVE_ONLY)
         } else if self.reentrant {
             refuse("reentrant", EXCLUSIVE_ONLY)
         } else if self.leads {

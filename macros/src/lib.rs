@@ -59,6 +59,7 @@ use self::options::Options;
 /// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits`: each caller's own limit | exclusive |
 /// | `weight` | how many of the `permits` this one takes: a `u32` from 1 to 64, and at most `permits` | 1 |
 /// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too. For exclusive locks only | not reentrant |
+/// | `nested` | no value: as `reentrant`, and an error unless called inside work that holds the key, as by `Lock::nested` | may run by itself |
 /// | `repeat` | a `Repeat`: how to try again on a store without a queue | the registry's |
 /// | `crate` | the path of the crate `lockstream`, if it has another name | `::lockstream` |
 ///
@@ -147,8 +148,8 @@ use self::options::Options;
 ///
 /// # Several locks
 ///
-/// With `keys` all of them are had, or none, whatever their order. They are exclusive: `shared`, `permits` and
-/// `reentrant` are for one `key`.
+/// With `keys` all of them are had, or none, whatever their order. They are exclusive: `shared`, `permits`,
+/// `reentrant` and `nested` are for one `key`.
 ///
 /// ```
 /// use lockstream::{LockError, LockRegistry, with_lock};
@@ -211,7 +212,7 @@ use self::options::Options;
 /// # Recursion
 ///
 /// A function that comes to itself with the same key waits for itself, until `wait` is over, unless
-/// the lock is `reentrant`.
+/// the lock is `reentrant`. One that is `nested` fails unless something around it holds the key.
 #[proc_macro_attribute]
 pub fn with_lock(arguments: TokenStream, item: TokenStream) -> TokenStream {
     let item_tokens = proc_macro2::TokenStream::from(item.clone());

@@ -13,7 +13,7 @@ use crate::key::{Key, Keys};
 /// The greatest weight.
 const MOST_WEIGHT: u32 = 64;
 
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 19] = [
     "key",
     "keys",
     "registry",
@@ -30,6 +30,7 @@ const NAMES: [&str; 18] = [
     "permits",
     "weight",
     "reentrant",
+    "nested",
     "repeat",
     "crate",
 ];
@@ -110,6 +111,7 @@ impl Given {
     fn agree(&self) -> syn::Result<()> {
         let (shared, permits) = (self.said("shared"), self.said("permits"));
         let keys = self.said("keys");
+        let (reentrant, nested) = (self.said("reentrant"), self.said("nested"));
         let faults = [
             (
                 self.said("key").and(keys),
@@ -119,9 +121,11 @@ impl Given {
                 keys.and(shared.or(permits)),
                 "several `keys` are locked exclusively: `shared` and `permits` are for one `key`",
             ),
+            (keys.and(reentrant), "`reentrant` is for one `key`"),
+            (keys.and(nested), "`nested` is for one `key`"),
             (
-                keys.and(self.said("reentrant")),
-                "`reentrant` is for one `key`",
+                reentrant.and(nested),
+                "`nested` is `reentrant`, and must find a lease: leave one out",
             ),
             (
                 shared.and(permits),
@@ -133,8 +137,12 @@ impl Given {
                  `permits = 8`",
             ),
             (
-                shared.or(permits).and(self.said("reentrant")),
+                shared.or(permits).and(reentrant),
                 "`reentrant` is for exclusive locks only",
+            ),
+            (
+                shared.or(permits).and(nested),
+                "`nested` is for exclusive locks only",
             ),
             (
                 self.said("on_finish").and(self.said("keep_for")),
@@ -266,6 +274,9 @@ impl Given {
         setters.extend(self.permits()?);
         if self.flag("reentrant")? {
             setters.extend(quote!(.reentrant()));
+        }
+        if self.flag("nested")? {
+            setters.extend(quote!(.nested()));
         }
         if let Some(repeat) = self.value("repeat")? {
             setters.extend(quote!(.repeat(#repeat)));

@@ -1,6 +1,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::mem;
+use std::panic::Location;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -183,6 +184,18 @@ impl Engine {
     pub(crate) fn every_event(&self) -> std::sync::mpsc::Receiver<LockEvent> {
         let _state = self.lock();
         self.events.subscribe_unbounded()
+    }
+
+    /// Where the guard was asked for that holds the caller's key since before its wait began, if the current task has it.
+    pub(crate) fn guard_of_this_task(
+        &self,
+        caller: &WaiterState,
+    ) -> Option<&'static Location<'static>> {
+        let since = caller.since()?;
+        let state = self.lock();
+        let entry = state.entries.get(caller.key())?;
+        let mut holders = entry.lines.holders();
+        holders.find_map(|holder| holder.guard_of_this_task(since))
     }
 
     /// The leases and waiters now.

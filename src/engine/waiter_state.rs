@@ -1,12 +1,15 @@
 mod verdicts;
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use futures::task::AtomicWaker;
+use tokio::task;
 
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
@@ -31,10 +34,31 @@ pub(crate) struct WaiterState {
     is_token_seen: AtomicBool,
     /// Whether the lock's `on_finish` is only for work that succeeds, and it has not yet.
     awaits_success: AtomicBool,
+    /// Of a guard: the task that asked for it, and where. In builds with debug assertions.
+    origin: Option<Box<Origin>>,
     /// What is cancelled when the lease is lost.
     #[cfg(feature = "tokio-util")]
     pub(crate) cancellation: std::sync::OnceLock<crate::cancellation::Cancellation>,
     state: Mutex<State>,
+}
+
+struct Origin {
+    task: CurrentTask,
+    place: &'static Location<'static>,
+}
+
+/// Which task runs. What a runtime blocks on is none: it stays on its thread.
+#[derive(PartialEq, Eq)]
+enum CurrentTask {
+    Spawned(task::Id),
+    BlockedOn(ThreadId),
+}
+
+impl CurrentTask {
+    fn get() -> Self {
+        let thread = || Self::BlockedOn(thread::current().id());
+        task::try_id().map_or_else(thread, Self::Spawned)
+    }
 }
 
 struct State {
@@ -84,6 +108,7 @@ impl WaiterState {
             is_token_seen: AtomicBool::new(false),
             awaits_success: AtomicBool::new(false),
             shares: AtomicU32::new(1),
+            origin: None,
             #[cfg(feature = "tokio-util")]
             cancellation: std::sync::OnceLock::new(),
             state: Mutex::new(State {
@@ -103,6 +128,24 @@ impl WaiterState {
                 deadline: Moment::ZERO,
             }),
         }
+    }
+
+    /// Its lease is a guard, which the current task asks for.
+    pub(crate) fn set_origin(&mut self, place: &'static Location<'static>) {
+        let task = CurrentTask::get();
+        self.origin = Some(Box::new(Origin { task, place }));
+    }
+
+    /// Where its guard was asked for, if the current task has asked for it, and it has been held since this moment at
+    /// least.
+    pub(super) fn guard_of_this_task(&self, since: Moment) -> Option<&'static Location<'static>> {
+        let origin = self.origin.as_ref()?;
+        if origin.task != CurrentTask::get() {
+            return None;
+        }
+        let state = self.lock();
+        let is_held = matches!(state.phase, Phase::Held { .. }) && state.since <= since;
+        is_held.then_some(origin.place)
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {

@@ -60,7 +60,8 @@ pub(crate) struct ScopeGuard<'a> {
 }
 
 impl Scope {
-    pub(crate) fn new(options: LockOptions) -> Self {
+    pub(crate) fn new(mut options: LockOptions) -> Self {
+        options.is_scoped = true;
         Self {
             on_lost: options.on_lost,
             is_conditional: false,

@@ -27,6 +27,13 @@ fn in_vain(log: &Log) -> Vec<String> {
     lines
 }
 
+/// The warnings so far about guards of the task that waited.
+fn beside_a_guard(log: &Log) -> Vec<String> {
+    let mut lines = log.take();
+    lines.retain(|line| line.contains("a guard of the same task"));
+    lines
+}
+
 /// Where it was called, and what it was given.
 #[track_caller]
 fn here<T>(value: T) -> (T, &'static Location<'static>) {
@@ -36,12 +43,16 @@ fn here<T>(value: T) -> (T, &'static Location<'static>) {
 /// One warning, with the key and both lines; none in a build without debug assertions.
 #[track_caller]
 fn assert_told(log: &Log, outer: &Location<'_>, inner: &Location<'_>) {
-    let told = in_vain(log);
+    assert_one(&in_vain(log), outer, inner);
+}
+
+#[track_caller]
+fn assert_one(told: &[String], outer: &Location<'_>, inner: &Location<'_>) {
     if !cfg!(debug_assertions) {
         assert_eq!(told, [""; 0]);
         return;
     }
-    let [told] = &told[..] else {
+    let [told] = told else {
         panic!("not one warning: {told:#?}");
     };
     let at = |name, place: &Location<'_>| format!("{name}={}:{}:", place.file(), place.line());
@@ -197,6 +208,81 @@ async fn the_innocent_are_not_warned_of() {
     });
     work.await.unwrap();
     assert_eq!(in_vain(&log), [""; 0]);
+    s.settles().await;
+}
+
+/// What waits beside a guard or a handle of its own task waited in vain without a word, `reentrant` or not.
+async fn beside_guards(s: &Scene<Memory>, log: &Log) {
+    let handle = s.here.obtain(KEY);
+    let plain = s.here.obtain(KEY).wait(BRIEF);
+    for plain in [plain.clone(), plain.clone().reentrant()] {
+        let (guard, outer) = here(s.lock.lease());
+        let guard = guard.await.unwrap();
+        let (waiter, inner) = here(plain.lease());
+        assert_waited_in_vain!(waiter.await);
+        assert_one(&beside_a_guard(log), outer, inner);
+        let (waiter, inner) = here(async {}.with_lock(&plain));
+        assert_waited_in_vain!(waiter.await);
+        assert_one(&beside_a_guard(log), outer, inner);
+        guard.release().await.unwrap();
+        let (acquired, outer) = here(handle.acquire());
+        assert!(acquired.await.unwrap());
+        let (waiter, inner) = here(plain.acquire());
+        assert!(!waiter.await.unwrap());
+        assert_one(&beside_a_guard(log), outer, inner);
+        handle.release().await.unwrap();
+    }
+    let (guard, outer) = here(s.here.obtain_all([KEY, "other"]).lease());
+    let guard = guard.await.unwrap();
+    let (waiter, inner) = here(plain.lease());
+    assert_waited_in_vain!(waiter.await);
+    assert_one(&beside_a_guard(log), outer, inner);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_of_the_same_task_is_named() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = hear();
+    beside_guards(&s, &log).await;
+    let spawned = tokio::spawn(async move {
+        beside_guards(&s, &log).await;
+        s
+    });
+    spawned.await.unwrap().settles().await;
+}
+
+/// Another task's guard, another process's, one that came after the wait began, and work that is beside the wait.
+#[tokio::test(start_paused = true)]
+async fn guards_of_others_are_not_named() {
+    let s = Scene::new(Memory::default()).await;
+    let (log, _logging) = hear();
+    let plain = s.here.obtain(KEY).wait(BRIEF);
+    let theirs = tokio::spawn(s.lock.lease()).await.unwrap().unwrap();
+    assert_waited_in_vain!(plain.lease().await);
+    theirs.release().await.unwrap();
+    let other = s.there.obtain(KEY).lease().await.unwrap();
+    assert_waited_in_vain!(plain.lease().await);
+    // The first has it for what is left of the second's wait.
+    let sooner = async {
+        let sooner = plain.lease().await.unwrap();
+        tokio::time::sleep(BRIEF * 2).await;
+        sooner.release().await.unwrap();
+    };
+    let end = async {
+        tokio::time::sleep(BRIEF / 2).await;
+        other.release().await.unwrap();
+    };
+    let ((), later, ()) = tokio::join!(sooner, plain.lease(), end);
+    assert_waited_in_vain!(later);
+    let guard = plain.lease().await.unwrap();
+    assert!(plain.lease_once().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    let work = tokio::time::sleep(BRIEF * 2).with_lock(&s.lock);
+    let (worked, waited) = tokio::join!(work, plain.lease());
+    worked.unwrap();
+    assert_waited_in_vain!(waited);
+    assert_eq!(beside_a_guard(&log), [""; 0]);
     s.settles().await;
 }
 

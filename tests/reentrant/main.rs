@@ -92,6 +92,7 @@ on_each_store! {
         what_is_between_two_items_waits,
         an_outer_lock_that_asks_does_not_help_an_inner_that_does_not,
         nothing_is_inside_of_work_that_ended,
+        what_must_be_inside_fails_outside,
         faults_are_told_inside_too,
     }
     endings {

@@ -118,3 +118,48 @@ pub(crate) async fn faults_are_told_inside_too<W: World>(s: &Scene<W>) {
         "{told:?}"
     );
 }
+
+/// A typo in one of the keys made it another lock, without a word. The key stays free.
+pub(crate) async fn what_must_be_inside_fails_outside<W: World>(s: &Scene<W>) {
+    let nested = s.here.obtain(KEY).nested();
+    macro_rules! assert_alone {
+        ($told:expr) => {{
+            let told: LockError = $told;
+            let LockError::InvalidSetting { key, setting, .. } = &told else {
+                panic!("{told:?}");
+            };
+            assert_eq!((&**key, *setting), (KEY, "nested"), "{told}");
+        }};
+    }
+    let alone = async || {
+        assert_alone!(async {}.with_lock(&nested).await.unwrap_err());
+        assert_alone!(nested.with_lease(async |_| ()).await.unwrap_err());
+        assert_alone!(nested.lease().await.unwrap_err());
+        assert_alone!(nested.lease_once().await.unwrap_err());
+        assert_alone!(nested.acquire().await.unwrap_err());
+        assert!(!s.is_busy().await);
+    };
+    alone().await;
+    alone().with_lock((&s.here, "other")).await.unwrap();
+    alone().with_lock((&s.there, "other")).await.unwrap();
+    let guard = s.lock.lease().await.unwrap();
+    assert_alone!(nested.lease().await.unwrap_err());
+    let spawned = tokio::spawn(nested.lease()).await.unwrap();
+    assert_alone!(spawned.unwrap_err());
+    guard.release().await.unwrap();
+    let inside = async {
+        let (outer, inner) = (s.inmost().await, nested.lease().await.unwrap());
+        assert_eq!(inner.token(), outer);
+        inner.release().await.unwrap();
+        let spawned = tokio::spawn(nested.lease()).await.unwrap();
+        assert_alone!(spawned.unwrap_err());
+        async {}.with_lock(&nested).await.unwrap();
+    };
+    inside.with_lock(&s.lock).await.unwrap();
+    let reader = s.here.obtain(KEY).shared();
+    let upgrade = async { nested.lease().await.unwrap_err() };
+    assert_alone!(upgrade.with_lock(&reader).await.unwrap());
+    let shared = s.here.obtain(KEY).shared().nested();
+    let shared = async { shared.lease().await.unwrap_err() };
+    assert_alone!(shared.with_lock(&reader).await.unwrap());
+}

@@ -35,6 +35,11 @@ async fn permits() -> Result<(), LockError> {
     Ok(())
 }
 
+#[with_lock(keys = ["a", "b"], nested)]
+async fn nested() -> Result<(), LockError> {
+    Ok(())
+}
+
 #[with_lock(keys = ["a", "b"], reentrant)]
 async fn reentrant() -> Result<(), LockError> {
     Ok(())

@@ -85,4 +85,14 @@ async fn reentrant_permits() -> Result<(), LockError> {
     Ok(())
 }
 
+#[with_lock(key = "ticket", nested, shared)]
+async fn nested_shared() -> Result<(), LockError> {
+    Ok(())
+}
+
+#[with_lock(key = "ticket", nested, reentrant)]
+async fn nested_reentrant() -> Result<(), LockError> {
+    Ok(())
+}
+
 fn main() {}
