@@ -32,7 +32,7 @@ pub(crate) fn fault_of_text(key: &str) -> Option<&'static str> {
         return Some("must not be empty");
     }
     if key.len() > MAX_KEY {
-        return Some("must be at most 512 bytes");
+        return Some("must be at most 512 bytes: lock a hash of it instead");
     }
     if key.chars().any(char::is_control) {
         return Some("must not contain control characters");

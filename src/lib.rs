@@ -148,7 +148,7 @@ pub use self::events::LockEvent;
 pub use self::fence::FenceSql;
 pub use self::inspect::{InspectedHolder, InspectedTicket, Inspection};
 pub use self::into_lock::IntoLock;
-pub use self::leadership::Leadership;
+pub use self::leadership::{Campaign, Leadership};
 pub use self::lease::{Lease, LeaseView};
 pub use self::lock::Lock;
 pub use self::mode::Mode;
@@ -166,7 +166,10 @@ pub use lockstream_macros::with_lock;
 
 /// What most programs use, in one line: `use lockstream::prelude::*;`.
 pub mod prelude {
-    pub use crate::{FutureLockExt, IntoLock, Lease, Lock, LockError, LockRegistry, StreamLockExt};
+    pub use crate::{
+        FutureLockExt, IntoLock, Lease, Lock, LockError, LockRegistry, OnFinish, Renewal,
+        StreamLockExt,
+    };
 }
 
 /// The code blocks of the README compile, and run.

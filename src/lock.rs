@@ -382,6 +382,32 @@ impl Lock {
     /// As with [`acquire_once`](Self::acquire_once), `if locks.obtain(k).acquire().await? { … }`
     /// would run unlocked. An exclusive handle that already holds the lock waits like any other.
     ///
+    /// # The answer
+    ///
+    /// **The statement `lock.acquire().await?;` goes on without the lock after a wait in vain.** The compiler is silent
+    /// about it: an `if` takes a `bool` and nothing else, and a `bool` that is dropped is no mistake to it. If you want
+    /// an error, use [`lease`](Self::lease). Otherwise let the compiler speak, by its lint `unused_results`:
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// lock.acquire().await?; // error: unused result of type `bool`
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// ```
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// if lock.acquire().await? {
+    ///     // work
+    ///     let _released = lock.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// At run time a [`release`](Self::release) after a `false` logs a warning, unless the handle was asked meanwhile
+    /// whether it [is acquired](Self::is_acquired).
+    ///
     /// # Errors
     ///
     /// [`LockError::Store`] if the store could not be reached by the end of the wait;
@@ -427,6 +453,10 @@ impl Lock {
     /// if this handle did not hold the lock. It frees the key whatever
     /// [`on_finish`](Self::on_finish) says.
     ///
+    /// `Ok(false)` is no error, so that a loser may clean up as a winner does: it frees nobody else's lock. It logs a
+    /// warning if the last [`acquire`](Self::acquire) of the handle yielded `false`: the work since then had no lock,
+    /// unless its answer was looked at.
+    ///
     /// # Errors
     ///
     /// [`LockError::Lost`] if the lease was over before, reported once; [`LockError::Store`] if the
@@ -438,11 +468,14 @@ impl Lock {
     /// background.
     #[must_use = "a release that is not polled has done nothing"]
     pub fn release(&self) -> Release {
-        let slot = self.slot();
+        let (slot, key) = (self.slot(), self.options.key().clone());
         Operation::new(async move {
             match slot.take() {
                 Some(lease) => lease.release().await.map(|()| true),
-                None => Ok(false),
+                None => {
+                    slot.warn_of_refusal(&key);
+                    Ok(false)
+                }
             }
         })
     }
@@ -503,6 +536,26 @@ impl Lock {
     }
 
     /// Acquires the lock as a guard if it is free now; `None` if somebody else holds it.
+    ///
+    /// As a statement, `lock.lease_once().await?;` locks nothing: a guard that is there is dropped at once. The compiler
+    /// is silent, since `if let Some(lease)` takes an [`Option`]; its lint `unused_results` speaks, as with
+    /// [`acquire`](Self::acquire#the-answer).
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// lock.lease_once().await?; // error: unused result of type `Option<Lease>`
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// ```
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// if let Some(lease) = lock.lease_once().await? {
+    ///     lease.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

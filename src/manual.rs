@@ -1,3 +1,4 @@
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::acquire::TryLease;
@@ -20,6 +21,8 @@ struct SlotState {
     lease: Option<Lease>,
     /// How many acquisitions are under way.
     claims: usize,
+    /// Where the last acquisition was asked for, if its answer was `false` and nobody has looked at the handle since.
+    refused: Option<&'static Location<'static>>,
 }
 
 impl LeaseSlot {
@@ -39,6 +42,7 @@ impl LeaseSlot {
             return None;
         }
         state.claims += 1;
+        state.refused = None;
         Some(Claim { slot: self })
     }
 
@@ -46,12 +50,28 @@ impl LeaseSlot {
         self.lock().lease.take()
     }
 
+    /// Whoever releases after an answer of `false` has perhaps not looked at it, and has worked without the lock.
+    pub(crate) fn warn_of_refusal(&self, key: &str) {
+        if let Some(place) = self.lock().refused.take() {
+            log!(
+                warn,
+                key,
+                acquire = %place,
+                "release of a lock that was not acquired: `acquire` yielded false"
+            );
+        }
+    }
+
     pub(crate) fn is_valid(&self) -> bool {
-        self.lock().lease.as_ref().is_some_and(Lease::is_valid)
+        let mut state = self.lock();
+        state.refused = None;
+        state.lease.as_ref().is_some_and(Lease::is_valid)
     }
 
     pub(crate) fn view(&self) -> Option<LeaseView> {
-        self.lock().lease.as_ref().map(Lease::view)
+        let mut state = self.lock();
+        state.refused = None;
+        state.lease.as_ref().map(Lease::view)
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotState> {
@@ -116,13 +136,14 @@ pub type Release = Operation<Result<bool, LockError>>;
 /// Acquires a lease for the slot, which is kept until then.
 pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result<bool, LockError> {
     let options = acquiring.inner.0.options();
-    let key = options.key().clone();
+    let (key, place) = (options.key().clone(), options.place());
     let in_use = || LockError::HandleInUse { key };
     let (_, mode) = options.checked()?;
     let Some(claim) = slot.claim(mode) else {
         return Err(in_use());
     };
     let Some(lease) = acquiring.await? else {
+        slot.lock().refused = Some(place);
         return Ok(false);
     };
     claim.fill(lease).map(|()| true).map_err(|lease| {
