@@ -143,7 +143,10 @@ pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result
         return Err(in_use());
     };
     let Some(lease) = acquiring.await? else {
-        slot.lock().refused = Some(place);
+        let mut state = slot.lock();
+        if state.lease.is_none() {
+            state.refused = Some(place);
+        }
         return Ok(false);
     };
     claim.fill(lease).map(|()| true).map_err(|lease| {

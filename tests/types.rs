@@ -187,7 +187,7 @@ lasting! {
 mod tower {
     use lockstream::Lock;
     use lockstream::tower::{
-        IntoServiceError, LockLayer, LockService, RequestLock, ResponseFuture,
+        IgnoreLease, IntoServiceError, LockLayer, LockService, RequestLock, ResponseFuture,
     };
 
     use super::{Debug, Local, LockError, Ready, Work, assert_impl_all, assert_not_impl_any};
@@ -202,6 +202,11 @@ mod tower {
         LockService<Inner, Key, IntoServiceError>: Send, Sync, Unpin;
         ResponseFuture<Inner, String, IntoServiceError>: Send, Unpin, Future<Output = Result<u8, LockError>>;
         ResponseFuture<Stays, String, IntoServiceError>: Unpin;
+    }
+    #[cfg(feature = "http")]
+    lasting! {
+        lockstream::tower::LockedBody<String>: Send, Unpin, http_body::Body;
+        LockLayer<Key, IntoServiceError, IgnoreLease, lockstream::tower::UntilBodyEnd>: Send, Sync, Unpin, Clone;
     }
     assert_impl_all!(LockService<fn() -> Ready<()>, Key, IntoServiceError>: Clone);
     // A key that is missing must not mean no lock.

@@ -1,25 +1,34 @@
 use std::fmt;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use pin_project::pin_project;
 use tower_service::Service;
 
-use super::layer::RequestLock;
+use super::layer::{RequestLock, UntilHead};
 use super::on_error::OnLockError;
-use crate::FutureLockExt;
-use crate::future::WithLock;
+use super::on_lease::{IgnoreLease, OnLease};
+use crate::lease::LeaseView;
+use crate::with_lock::{Scope, Scoped};
 
 /// Future of [`LockService`](super::LockService).
 ///
 /// `Send` if the service, its future, the request, the response and the error are.
 #[pin_project]
 #[must_use = "futures do nothing unless polled"]
-pub struct ResponseFuture<S: Service<R>, R, E> {
+pub struct ResponseFuture<S: Service<R>, R, E, H = IgnoreLease, U = UntilHead> {
     #[pin]
     state: State<S, R>,
+    /// What is called when the lock is held.
+    uncalled: Option<(S, R)>,
     on_error: E,
+    on_lease: H,
+    until: PhantomData<U>,
 }
+
+/// What a service has answered.
+type Answer<S, R> = Result<<S as Service<R>>::Response, <S as Service<R>>::Error>;
 
 #[pin_project(project = StateProj)]
 #[allow(
@@ -28,7 +37,7 @@ pub struct ResponseFuture<S: Service<R>, R, E> {
 )]
 enum State<S: Service<R>, R> {
     Unlocked(#[pin] Call<S, R>),
-    Locked(#[pin] WithLock<Call<S, R>>),
+    Locked(#[pin] Scoped<Call<S, R>, Answer<S, R>>),
 }
 
 /// Makes a service ready and then calls it.
@@ -38,22 +47,50 @@ enum Call<S: Service<R>, R> {
     Called(#[pin] S::Future),
 }
 
-impl<S: Service<R>, R, E> ResponseFuture<S, R, E> {
-    pub(super) fn new(lock: RequestLock, service: S, request: R, on_error: E) -> Self {
+impl<S: Service<R>, R> Call<S, R> {
+    fn new((service, request): (S, R)) -> Self {
         let request = Some(request);
-        let call = Call::Unready { service, request };
-        let state = match lock {
-            RequestLock::Locked(lock) => State::Locked(call.with_lock(lock)),
-            RequestLock::Unlocked => State::Unlocked(call),
-        };
-        Self { state, on_error }
+        Self::Unready { service, request }
     }
 }
 
-impl<S, R, E> Future for ResponseFuture<S, R, E>
+impl<S: Service<R>, R, E, H, U> ResponseFuture<S, R, E, H, U> {
+    pub(super) fn new(lock: RequestLock, uncalled: (S, R), on_error: E, on_lease: H) -> Self {
+        let (state, uncalled) = match lock {
+            RequestLock::Locked(lock) => {
+                let scope = Scope::new(lock.into_options());
+                (State::Locked(Scoped::new(scope, None)), Some(uncalled))
+            }
+            RequestLock::Unlocked => (State::Unlocked(Call::new(uncalled)), None),
+        };
+        Self {
+            state,
+            uncalled,
+            on_error,
+            on_lease,
+            until: PhantomData,
+        }
+    }
+}
+
+/// Calls the service with the request, to which the lease was shown.
+fn begin<'a, S: Service<R>, R, H: OnLease<R>>(
+    uncalled: &'a mut Option<(S, R)>,
+    on_lease: &'a H,
+) -> impl FnOnce(LeaseView) -> Call<S, R> + 'a {
+    |lease| {
+        let uncalled = uncalled.take();
+        let (service, mut request) = uncalled.expect("a lock is acquired once");
+        on_lease.on_lease(&mut request, lease);
+        Call::new((service, request))
+    }
+}
+
+impl<S, R, E, H> Future for ResponseFuture<S, R, E, H>
 where
     S: Service<R>,
     E: OnLockError<S::Response, S::Error>,
+    H: OnLease<R>,
 {
     type Output = Result<S::Response, S::Error>;
 
@@ -61,11 +98,44 @@ where
         let this = self.project();
         match this.state.project() {
             StateProj::Unlocked(call) => call.poll(cx),
-            StateProj::Locked(call) => {
-                let outcome = ready!(call.poll(cx));
-                Poll::Ready(outcome.unwrap_or_else(|error| this.on_error.on_lock_error(error)))
+            StateProj::Locked(scoped) => {
+                let begin = &mut Some(begin(this.uncalled, this.on_lease));
+                let answer = ready!(scoped.poll_future(cx, begin));
+                Poll::Ready(answer.unwrap_or_else(|error| this.on_error.on_lock_error(error)))
             }
         }
+    }
+}
+
+#[cfg(feature = "http")]
+impl<S, R, E, H, B> Future for ResponseFuture<S, R, E, H, super::UntilBodyEnd>
+where
+    S: Service<R, Response = http::Response<B>>,
+    E: OnLockError<S::Response, S::Error>,
+    H: OnLease<R>,
+    B: http_body::Body,
+{
+    type Output = Result<http::Response<super::LockedBody<B>>, S::Error>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let (answer, scope) = match this.state.project() {
+            StateProj::Unlocked(call) => (ready!(call.poll(cx)), None),
+            StateProj::Locked(scoped) => {
+                let begin = &mut Some(begin(this.uncalled, this.on_lease));
+                // One without a body is at its end.
+                let stays = |answer: &Answer<S, R>| {
+                    let response = answer.as_ref();
+                    response.is_ok_and(|response| !response.body().is_end_stream())
+                };
+                match ready!(scoped.poll_handing_over(cx, begin, stays)) {
+                    Ok(outcome) => outcome,
+                    Err(error) => (this.on_error.on_lock_error(error), None),
+                }
+            }
+        };
+        let held = |body| super::LockedBody::new(body, scope);
+        Poll::Ready(answer.map(|response| response.map(held)))
     }
 }
 
@@ -87,10 +157,10 @@ impl<S: Service<R>, R> Future for Call<S, R> {
     }
 }
 
-impl<S: Service<R>, R, E> fmt::Debug for ResponseFuture<S, R, E> {
+impl<S: Service<R>, R, E, H, U> fmt::Debug for ResponseFuture<S, R, E, H, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lock: &dyn fmt::Debug = match &self.state {
-            State::Locked(call) => call,
+            State::Locked(scoped) => &scoped.scope,
             State::Unlocked(_) => &"no lock",
         };
         f.debug_tuple("ResponseFuture").field(lock).finish()

@@ -70,6 +70,17 @@ impl Scope {
         }
     }
 
+    /// What a scope leaves behind that goes elsewhere.
+    #[cfg(feature = "http")]
+    pub(crate) fn done() -> Self {
+        Self {
+            on_lost: OnLost::default(),
+            is_conditional: false,
+            place: Location::caller(),
+            state: State::Done,
+        }
+    }
+
     /// The lock's `on_finish` is only for work that succeeds.
     pub(crate) fn make_conditional(&mut self) {
         self.is_conditional = true;

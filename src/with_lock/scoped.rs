@@ -50,6 +50,12 @@ impl<W, V> Scoped<W, V> {
         self.scope.is_done()
     }
 
+    /// The work, once it has begun and until it has completed.
+    #[cfg(feature = "http")]
+    pub(crate) fn work(&self) -> Option<&W> {
+        self.work.as_ref()
+    }
+
     /// Waits for the lock again, after an error.
     pub(crate) fn restart(self: Pin<&mut Self>, scope: Scope) {
         *self.project().scope = scope;
@@ -132,13 +138,72 @@ impl<W: Future> Scoped<W, W::Output> {
     where
         F: FnOnce(LeaseView) -> W,
     {
-        assert!(
-            !self.is_done(),
-            "a future under a lock polled after it was done"
-        );
+        assert!(!self.is_done(), "{POLLED_LATE}");
         let poll_work = |work: Pin<&mut W>, cx: &mut Context<'_>| work.poll(cx).map(Step::Break);
         let step: Result<Step<Infallible, _>, _> = ready!(self.poll(cx, begin, poll_work));
         Poll::Ready(step.map(|Step::Break(value)| value))
+    }
+
+    /// The same, and where `stays` says so of the value the lock is still held when it is returned.
+    #[cfg(feature = "http")]
+    pub(crate) fn poll_handing_over<F>(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        begin: &mut Option<F>,
+        stays: impl FnOnce(&W::Output) -> bool,
+    ) -> Poll<Result<(W::Output, Option<Scope>), LockError>>
+    where
+        F: FnOnce(LeaseView) -> W,
+    {
+        assert!(!self.is_done(), "{POLLED_LATE}");
+        let poll_work = |work: Pin<&mut W>, cx: &mut Context<'_>| {
+            let value = ready!(work.poll(cx));
+            Poll::Ready(match stays(&value) {
+                true => Step::Continue(value),
+                false => Step::Break(value),
+            })
+        };
+        let value = match ready!(self.as_mut().poll(cx, begin, poll_work))? {
+            Step::Break(value) => return Poll::Ready(Ok((value, None))),
+            Step::Continue(value) => value,
+        };
+        let mut this = self.project();
+        let mut scope = std::mem::replace(this.scope, Scope::done());
+        let guard = scope.enter();
+        this.work.set(None);
+        drop(guard);
+        // The lease may have run out during the last poll, which was not protected then.
+        if let Err(loss) = scope.check(cx) {
+            let _guard = scope.enter();
+            drop(value);
+            return Poll::Ready(Err(loss));
+        }
+        Poll::Ready(Ok((value, Some(scope))))
+    }
+}
+
+const POLLED_LATE: &str = "a future under a lock polled after it was done";
+
+impl<W> Scoped<W, ()> {
+    /// Polls work that yields items, whatever it calls them. The lock is released at their end.
+    pub(crate) fn poll_items<F, I>(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        begin: &mut Option<F>,
+        poll_item: impl FnOnce(Pin<&mut W>, &mut Context<'_>) -> Poll<Option<I>>,
+    ) -> Poll<Option<Result<I, LockError>>>
+    where
+        F: FnOnce(LeaseView) -> W,
+    {
+        if self.is_done() {
+            return Poll::Ready(None);
+        }
+        let poll_work = |work: Pin<&mut W>, cx: &mut Context<'_>| {
+            let item = ready!(poll_item(work, cx));
+            Poll::Ready(item.map_or(Step::Break(()), Step::Continue))
+        };
+        let step = ready!(self.poll(cx, begin, poll_work));
+        Poll::Ready(step.map(Step::continue_value).transpose())
     }
 }
 
@@ -151,15 +216,7 @@ impl<W: Stream> Scoped<W, ()> {
     where
         F: FnOnce(LeaseView) -> W,
     {
-        if self.is_done() {
-            return Poll::Ready(None);
-        }
-        let poll_work = |work: Pin<&mut W>, cx: &mut Context<'_>| {
-            let item = ready!(work.poll_next(cx));
-            Poll::Ready(item.map_or(Step::Break(()), Step::Continue))
-        };
-        let step = ready!(self.poll(cx, begin, poll_work));
-        Poll::Ready(step.map(Step::continue_value).transpose())
+        self.poll_items(cx, begin, W::poll_next)
     }
 
     pub(super) fn size_hint(&self) -> (usize, Option<usize>) {

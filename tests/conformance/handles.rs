@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures::FutureExt;
 use lockstream::{FutureLockExt, Lock, LockError, Mode, OnFinish};
 use tokio::time::Instant;
 use tracing::Level;
@@ -302,6 +303,56 @@ pub(crate) async fn a_temporary_handle_releases_at_once_and_warns<W: World>(w: &
     assert!(log.text().contains("WARN"), "{}", log.text());
     free(&registry.obtain("k")).await;
     assert!(begin.elapsed() < SOON);
+}
+
+/// `lock.acquire().await?;` went on unlocked after a wait in vain, and so did the release, without a word.
+pub(crate) async fn a_release_after_a_refusal_is_told<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let held = there.obtain("k").lease().await.unwrap();
+    let log = Log::default();
+    let lock = here.obtain("k");
+    let told = || {
+        let mut lines = log.take();
+        lines.retain(|line| line.contains("was not acquired"));
+        lines
+    };
+    let release = async || {
+        let mut release = lock.release();
+        during(&log, || {
+            let released = std::pin::pin!(&mut release).now_or_never();
+            assert!(!released.expect("nothing is sent").unwrap());
+        });
+    };
+    // Whoever never asked, or was told otherwise, is told nothing.
+    release().await;
+    assert_eq!(told(), [""; 0]);
+    let line = line!() + 1;
+    assert!(!lock.acquire_within(ms(20)).await.unwrap());
+    release().await;
+    let lines = told();
+    let [warning] = &lines[..] else {
+        panic!("{lines:?}");
+    };
+    let place = format!("acquire={}:{line}:", file!());
+    for part in ["WARN", "key=\"k\"", &place] {
+        assert!(warning.contains(part), "no {part} in {warning}");
+    }
+    release().await;
+    assert_eq!(told(), [""; 0], "once");
+    // One who asks the handle has looked.
+    assert!(!lock.acquire_once().await.unwrap());
+    assert!(!lock.is_acquired());
+    release().await;
+    assert!(!lock.acquire_once().await.unwrap());
+    assert!(lock.view().is_none());
+    release().await;
+    assert_eq!(told(), [""; 0]);
+    held.release().await.unwrap();
+    assert!(lock.acquire().await.unwrap());
+    assert!(!lock.acquire_once().await.unwrap(), "behind itself");
+    assert!(lock.release().await.unwrap());
+    release().await;
+    assert_eq!(told(), [""; 0]);
 }
 
 /// The work's own lock is the combinator's: a handle that made it neither holds nor ends it.

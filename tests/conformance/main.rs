@@ -382,6 +382,7 @@ suite! {
         who_has_lost_does_not_release_the_next,
         a_guard_is_not_the_handles,
         a_second_release_says_that_nothing_was_held,
+        a_release_after_a_refusal_is_told,
         #[core]
         a_guards_release_goes_on_when_dropped,
         a_held_handle_dropped_releases_and_warns,
