@@ -80,6 +80,7 @@
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
 //! | `tokio-util` | | `LeaseView::cancellation_token`: for spawned tasks that must stop when the lease is lost |
 //! | `tower` | | `tower::LockLayer`: a service handles one request a key at a time |
+//! | `http` | | for `tower::LockLayer`: the lease in a request's extensions, a lock to the end of a response's body |
 //! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
 //!
 //! [`docs`] has the guides: what each fault does, operations, fairness, coming from other libraries, the protocol and how
