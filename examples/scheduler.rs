@@ -78,7 +78,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     sleep(Duration::from_secs(5)).await;
     for (name, locks, counts, mut scheduler) in instances {
         scheduler.shutdown().await?;
-        locks.shutdown().await;
+        // What it has begun may end.
+        locks.drain(Duration::from_secs(5)).await;
         let [done, skipped] =
             [&counts.done, &counts.skipped].map(|count| count.load(Ordering::Relaxed));
         println!("{name}: {done} done, {skipped} skipped");

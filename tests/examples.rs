@@ -244,6 +244,7 @@ fn the_service_releases_at_sigterm() {
     let (code, rest) = signalled(command, "sweeping", Signal::TERM);
     assert_eq!(code, Some(0), "{rest}");
     assert!(rest.contains("ended: "), "{rest}");
+    assert!(rest.contains("swept"), "it was cut off: {rest}");
     assert!(!server.exists("lock:service:sweep"));
 }
 

@@ -136,7 +136,8 @@ async fn serve(url: &str, address: &str) -> Result<(), Box<dyn std::error::Error
     axum::serve(listener, app(locks.clone(), shop))
         .with_graceful_shutdown(asked_to_end())
         .await?;
-    locks.shutdown().await;
+    // So does what they have spawned.
+    locks.drain(Duration::from_secs(10)).await;
     println!("ended");
     Ok(())
 }
