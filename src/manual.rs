@@ -52,7 +52,8 @@ impl LeaseSlot {
 
     /// Whoever releases after an answer of `false` has perhaps not looked at it, and has worked without the lock.
     pub(crate) fn warn_of_refusal(&self, key: &str) {
-        if let Some(place) = self.lock().refused.take() {
+        let refused = self.lock().refused.take();
+        if let Some(place) = refused {
             log!(
                 warn,
                 key,

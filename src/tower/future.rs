@@ -128,10 +128,8 @@ where
                     let response = answer.as_ref();
                     response.is_ok_and(|response| !response.body().is_end_stream())
                 };
-                match ready!(scoped.poll_handing_over(cx, begin, stays)) {
-                    Ok(outcome) => outcome,
-                    Err(error) => (this.on_error.on_lock_error(error), None),
-                }
+                let outcome = ready!(scoped.poll_handing_over(cx, begin, stays));
+                outcome.unwrap_or_else(|error| (this.on_error.on_lock_error(error), None))
             }
         };
         let held = |body| super::LockedBody::new(body, scope);

@@ -29,6 +29,10 @@ pub(crate) struct Scoped<W, V> {
 /// What a poll of some work yields: an item after which more may come, or the end.
 type Step<I, V> = ControlFlow<V, I>;
 
+/// A value, with the lock if that is still held.
+#[cfg(feature = "http")]
+type HandedOver<V> = Result<(V, Option<Scope>), LockError>;
+
 impl<W, V> Scoped<W, V> {
     /// `work` is `None` if it is begun when the lock is held.
     pub(crate) fn new(scope: Scope, work: Option<W>) -> Self {
@@ -151,7 +155,7 @@ impl<W: Future> Scoped<W, W::Output> {
         cx: &mut Context<'_>,
         begin: &mut Option<F>,
         stays: impl FnOnce(&W::Output) -> bool,
-    ) -> Poll<Result<(W::Output, Option<Scope>), LockError>>
+    ) -> Poll<HandedOver<W::Output>>
     where
         F: FnOnce(LeaseView) -> W,
     {
@@ -163,7 +167,8 @@ impl<W: Future> Scoped<W, W::Output> {
                 false => Step::Break(value),
             })
         };
-        let value = match ready!(self.as_mut().poll(cx, begin, poll_work))? {
+        let step = ready!(self.as_mut().poll(cx, begin, poll_work))?;
+        let value = match step {
             Step::Break(value) => return Poll::Ready(Ok((value, None))),
             Step::Continue(value) => value,
         };

@@ -92,7 +92,7 @@ async fn a_token_fences_by_its_own_lease_alone() {
 #[tokio::test]
 async fn a_fence_says_where_it_has_looked() {
     let server = PgServer::start();
-    let store = || PostgresStore::connect(&server.url());
+    let store = || PostgresStore::connect(server.url());
     let builder = crate::builder(store().await.unwrap()).prefix("shop");
     let (shop, plain) = (builder.build().unwrap(), registry(&server.url()).await);
     let of_shop = shop.obtain("account:1").lease().await.unwrap();
@@ -132,7 +132,7 @@ async fn a_fence_says_where_it_has_looked() {
 #[tokio::test]
 async fn any_driver_can_fence() {
     let server = PgServer::start();
-    let store = PostgresStore::builder(&server.url()).schema("app_locks");
+    let store = PostgresStore::builder(server.url()).schema("app_locks");
     let store = store.connect().await.unwrap();
     let locks = crate::builder(store).prefix("shop").build().unwrap();
     let lease = locks.obtain_all(["b", "a"]).lease().await.unwrap();
@@ -147,7 +147,7 @@ async fn any_driver_can_fence() {
     }
     // Both keys wait for the transaction.
     let releasing = tokio::spawn(lease.release());
-    let other = PostgresStore::builder(&server.url()).schema("app_locks");
+    let other = PostgresStore::builder(server.url()).schema("app_locks");
     let other = crate::builder(other.connect().await.unwrap())
         .prefix("shop")
         .build()

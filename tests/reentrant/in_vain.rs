@@ -215,7 +215,11 @@ async fn the_innocent_are_not_warned_of() {
 async fn beside_guards(s: &Scene<Memory>, log: &Log) {
     let handle = s.here.obtain(KEY);
     let plain = s.here.obtain(KEY).wait(BRIEF);
-    for plain in [plain.clone(), plain.clone().reentrant()] {
+    for is_reentrant in [false, true] {
+        let plain = match is_reentrant {
+            true => plain.clone().reentrant(),
+            false => plain.clone(),
+        };
         let (guard, outer) = here(s.lock.lease());
         let guard = guard.await.unwrap();
         let (waiter, inner) = here(plain.lease());
