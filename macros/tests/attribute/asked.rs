@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, TryStreamExt};
-use lockstream::{LockError, LockRegistry, OnFinish, with_lock};
+use lockstream::{FutureLockExt, LockError, LockRegistry, OnFinish, with_lock};
 
 use crate::{ShopError, held, remaining};
 
@@ -159,4 +159,29 @@ async fn reentrant() {
     let levels: Vec<u32> = leaves(&locks).try_collect().await.unwrap();
     assert_eq!(levels, [1, 2]);
     assert!(!held(&locks, "tree").await);
+}
+
+/// A part of the descent, which never runs alone.
+#[with_lock(key = "tree", registry = locks, nested)]
+async fn note(locks: &LockRegistry) -> Result<u32, LockError> {
+    Ok(7)
+}
+
+#[tokio::test(start_paused = true)]
+async fn nested() {
+    let locks = LockRegistry::in_memory();
+    let alone = note(&locks).await.unwrap_err();
+    assert!(
+        matches!(
+            alone,
+            LockError::InvalidSetting {
+                setting: "nested",
+                ..
+            }
+        ),
+        "{alone}"
+    );
+    assert!(!held(&locks, "tree").await);
+    let inside = note(&locks).try_with_lock(locks.obtain("tree"));
+    assert_eq!(inside.await.unwrap(), 7);
 }
