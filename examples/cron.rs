@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use futures::future::{join_all, try_join_all};
 use lockstream::prelude::*;
-use lockstream::store::{MemoryStore, RedisStore};
+use lockstream::store::MemoryStore;
 use lockstream::{BuildError, OnFinish, StoreError};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -142,8 +142,9 @@ async fn registries() -> Result<(Vec<LockRegistry>, &'static str), Error> {
         return Ok((registries, "on a memory store (set REDIS_URL for a server)"));
     }
     for _ in 0..MACHINES {
-        let store = RedisStore::connect(&*url).await?;
-        registries.push(LockRegistry::builder(store).prefix("cron").build()?);
+        let registry = LockRegistry::builder_for(&url)?.prefix("cron").build()?;
+        registry.check().await?;
+        registries.push(registry);
     }
     Ok((registries, "on the server in REDIS_URL"))
 }

@@ -16,7 +16,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockstream::store::{MemoryStore, RedisStore};
+use lockstream::store::MemoryStore;
 use lockstream::{BuildError, Leadership, LockRegistry, StoreError};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
@@ -138,8 +138,13 @@ async fn be_candidate(prefix: &str) -> Result<ExitCode, Error> {
     // What cannot be told is told to nobody: the parent is gone, which shows at the input.
     let say = |said: Said| drop(writeln!(std::io::stdout(), "{said}"));
     let url = std::env::var("REDIS_URL").unwrap_or_default();
-    let store = match RedisStore::connect(url).await {
-        Ok(store) => store,
+    let locks = async {
+        let locks = LockRegistry::builder_for(url)?.prefix(prefix).build()?;
+        locks.check().await?;
+        Ok::<_, Box<dyn std::error::Error>>(locks)
+    };
+    let locks = match locks.await {
+        Ok(locks) => locks,
         Err(error) => {
             say(Said::Fails(error.to_string()));
             return Ok(ExitCode::FAILURE);
@@ -151,7 +156,6 @@ async fn be_candidate(prefix: &str) -> Result<ExitCode, Error> {
         let _ = std::io::stdin().read(&mut [0]);
         drop::<oneshot::Sender<()>>(sender);
     });
-    let locks = LockRegistry::builder(store).prefix(prefix).build()?;
     stand(locks, async { drop(ended.await) }, say).await;
     Ok(ExitCode::SUCCESS)
 }
@@ -169,7 +173,7 @@ impl Place {
         let Some(url) = url.filter(|url| !url.is_empty()) else {
             return Ok(Self::Threads(MemoryStore::new()));
         };
-        RedisStore::connect(&*url).await?;
+        LockRegistry::connect(&*url).await?.check().await?;
         let prefix = format!("leader-{}", std::process::id());
         Ok(Self::Processes { url, prefix })
     }

@@ -25,7 +25,6 @@ use async_stream::try_stream;
 use futures::future::try_join_all;
 use futures::{Stream, TryStreamExt};
 use lockstream::prelude::*;
-use lockstream::store::RedisStore;
 use lockstream::{BuildError, StoreError};
 use redis::aio::MultiplexedConnection;
 use redis::streams::StreamReadReply;
@@ -312,8 +311,7 @@ async fn run(
     fill(&mut redis, &names).await?;
     let mut consumers = Vec::new();
     for number in 0..CONSUMERS {
-        let store = RedisStore::connect(url).await?;
-        let registry = LockRegistry::builder(store).prefix(prefix).build()?;
+        let registry = LockRegistry::builder_for(url)?.prefix(prefix).build()?;
         consumers.push(Consumer {
             name: format!("consumer-{number}"),
             names: names.clone(),
@@ -385,7 +383,7 @@ async fn compare() -> Result<ExitCode, Error> {
     let url = std::env::var("REDIS_URL").ok();
     let url = url.filter(|url| !url.is_empty()).ok_or(Error::NoServer)?;
     // A server that is not there is told before anything begins.
-    RedisStore::connect(&*url).await?;
+    LockRegistry::connect(&*url).await?.check().await?;
     let prefix = format!("pipeline-{}", std::process::id());
     let mut stop = std::pin::pin!(interrupted());
     let movements = ACCOUNTS * MOVEMENTS;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use lockstream::prelude::*;
-use lockstream::store::{LockStore, MemoryStore};
+use lockstream::store::MemoryStore;
+use lockstream::{BuildError, LockRegistryBuilder};
 use tokio::task::JoinSet;
 
 use crate::ledger::{Ledger, Tally};
@@ -20,13 +21,11 @@ const AT_ONCE: usize = 8;
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// An instance's registry, as each process of a service would make one.
-pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
-    LockRegistry::builder(store)
-        .prefix(prefix)
-        .wait(PATIENCE)
-        .ttl(PATIENCE)
-        .build()
-        .expect("the settings are valid")
+pub(crate) fn registry(
+    builder: LockRegistryBuilder,
+    prefix: &str,
+) -> Result<LockRegistry, BuildError> {
+    builder.prefix(prefix).wait(PATIENCE).ttl(PATIENCE).build()
 }
 
 /// Applies an instance's share as a stream, several at once; `applied` hears of each.
@@ -65,9 +64,10 @@ pub(crate) async fn run_all(
     stop: &Stop,
 ) -> Result<Tally, Error> {
     let store = MemoryStore::new();
-    let registries: Vec<LockRegistry> = (0..INSTANCES)
-        .map(|_| registry(store.clone(), "quickstart"))
+    let registries: Result<Vec<_>, _> = (0..INSTANCES)
+        .map(|_| registry(LockRegistry::builder(store.clone()), "quickstart"))
         .collect();
+    let registries = registries?;
     let mut instances = JoinSet::new();
     for (instance, registry) in registries.iter().cloned().enumerate() {
         let (share, ledger, bar) = (transfers.share(instance), ledger.clone(), bar.clone());

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
-use lockstream::{LockError, StoreError};
+use lockstream::{BuildError, LockError, StoreError};
 use tempfile::TempDir;
 
 use self::ledger::Ledger;
@@ -51,6 +51,8 @@ enum Error {
     File { path: PathBuf, fault: String },
     #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error("the ledger cannot be read or written")]

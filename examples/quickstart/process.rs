@@ -9,7 +9,7 @@ use std::process::{ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use futures::future::try_join_all;
-use lockstream::store::RedisStore;
+use lockstream::LockRegistry;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
@@ -39,7 +39,7 @@ pub(crate) struct Server {
 impl Server {
     /// Connects once, so that a wrong url or an absent server is told before anything begins.
     pub(crate) async fn find(url: String) -> Result<Self, Error> {
-        RedisStore::connect(&*url).await?;
+        LockRegistry::connect(&*url).await?.check().await?;
         let prefix = format!("quickstart-{}", std::process::id());
         Ok(Self { url, prefix })
     }
@@ -180,8 +180,8 @@ async fn share(number: &str, folder: &str, prefix: &str) -> Result<(), Error> {
     let locks = match prefix {
         NO_LOCKS => None,
         prefix => {
-            let store = RedisStore::connect(std::env::var("REDIS_URL").unwrap_or_default()).await?;
-            Some(registry(store, prefix))
+            let url = std::env::var("REDIS_URL").unwrap_or_default();
+            Some(registry(LockRegistry::builder_for(url)?, prefix)?)
         }
     };
     let mut orders = orders();

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockstream::{LockError, StoreError};
+use lockstream::{BuildError, LockError, StoreError};
 
 use self::story::Story;
 
@@ -50,6 +50,8 @@ enum Error {
     Usage,
     #[error("the server in REDIS_URL cannot be used")]
     Server(#[from] StoreError),
+    #[error(transparent)]
+    Build(#[from] BuildError),
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error(transparent)]

@@ -3,8 +3,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::StreamExt;
-use lockstream::store::{LockStore, MemoryStore};
-use lockstream::{Lock, LockError, LockEvent, LockRegistry, Renewal};
+use lockstream::store::MemoryStore;
+use lockstream::{
+    BuildError, Lock, LockError, LockEvent, LockRegistry, LockRegistryBuilder, Renewal,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -70,8 +72,11 @@ impl Part {
     }
 }
 
-pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
-    LockRegistry::builder(store)
+pub(crate) fn registry(
+    builder: LockRegistryBuilder,
+    prefix: &str,
+) -> Result<LockRegistry, BuildError> {
+    builder
         .prefix(prefix)
         .ttl(TTL)
         .renewal(Renewal::off())
@@ -79,7 +84,6 @@ pub(crate) fn registry(store: impl LockStore, prefix: &str) -> LockRegistry {
         // Long enough for one of its callers to pass the lock to the other.
         .local_span(Duration::from_millis(150))
         .build()
-        .expect("the settings are valid")
 }
 
 /// Takes part until it is over, and tells what its registry tells.
@@ -216,7 +220,7 @@ pub(crate) async fn run_all() -> Result<Vec<Heard>, Error> {
     let (_, never) = watch::channel(false);
     let mut parts = JoinSet::new();
     for number in 0..PARTS {
-        let locks = registry(store.clone(), "timeline");
+        let locks = registry(LockRegistry::builder(store.clone()), "timeline")?;
         let crash = if number == VICTIM { &crashed } else { &never };
         let (teller, crash) = (teller.clone(), crash.clone());
         parts.spawn(take_part(number, locks, crash, move |at, what| {

@@ -6,7 +6,7 @@
 use std::io::{BufRead, Write};
 use std::process::Stdio;
 
-use lockstream::store::RedisStore;
+use lockstream::LockRegistry;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -19,7 +19,7 @@ use crate::{Error, INTO_ITS_WORK, PARTS, VICTIM};
 /// All of them as child processes, on the server of this url.
 pub(crate) async fn run_all(url: &str) -> Result<Vec<Heard>, Error> {
     // A server that is not there is told before anything begins.
-    RedisStore::connect(url).await?;
+    LockRegistry::connect(url).await?.check().await?;
     let prefix = format!("timeline-{}", std::process::id());
     let (teller, mut told) = mpsc::unbounded_channel();
     let mut children = Vec::new();
@@ -97,8 +97,8 @@ fn spawn(
 pub(crate) async fn be(number: &str, prefix: &str) -> Result<(), Error> {
     let number = number.parse().ok().filter(|number| *number < PARTS);
     let number = number.ok_or(Error::Usage)?;
-    let store = RedisStore::connect(std::env::var("REDIS_URL").unwrap_or_default()).await?;
-    let locks = registry(store, prefix);
+    let url = std::env::var("REDIS_URL").unwrap_or_default();
+    let locks = registry(LockRegistry::builder_for(url)?, prefix)?;
     // The line to the server stands before anything is timed.
     locks.obtain("contended").inspect().await?;
     let mut orders = orders();

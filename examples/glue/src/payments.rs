@@ -23,7 +23,6 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use lockstream::store::RedisStore;
 use lockstream::tower::{LockLayer, RequestLock};
 use lockstream::{LockError, LockRegistry};
 use redis::aio::MultiplexedConnection;
@@ -117,10 +116,9 @@ fn app(locks: LockRegistry, shop: Shop) -> Router {
 async fn serve(url: &str, address: &str) -> Result<(), Box<dyn std::error::Error>> {
     let in_redis =
         |error: &dyn std::fmt::Display| format!("the server in REDIS_URL cannot be used: {error}");
-    let store = RedisStore::connect(url)
-        .await
-        .map_err(|error| in_redis(&error))?;
-    let locks = LockRegistry::builder(store).ttl(TTL).build()?;
+    let locks = LockRegistry::builder_for(url).map_err(|error| in_redis(&error))?;
+    let locks = locks.ttl(TTL).build()?;
+    locks.check().await.map_err(|error| in_redis(&error))?;
     let bank_takes = match std::env::var("BANK_MS") {
         Ok(millis) => Duration::from_millis(millis.parse()?),
         Err(_) => Duration::from_millis(500),

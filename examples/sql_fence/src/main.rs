@@ -24,7 +24,7 @@ mod slow;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockstream::store::{MemoryStore, RedisStore};
+use lockstream::store::MemoryStore;
 use lockstream::{BuildError, LockError, LockRegistry, Renewal, StoreError};
 use tempfile::TempDir;
 use tokio::time::Instant;
@@ -115,7 +115,7 @@ impl Place {
         let Some(url) = url.filter(|url| !url.is_empty()) else {
             return Ok(Self::Here);
         };
-        RedisStore::connect(&*url).await?;
+        LockRegistry::connect(&*url).await?.check().await?;
         let prefix = format!("sql-fence-{}", std::process::id());
         Ok(Self::Server { url, prefix })
     }
@@ -130,8 +130,7 @@ impl Place {
                 (locks, Slow::task(&file, fenced, store))
             }
             Self::Server { url, prefix } => {
-                let store = RedisStore::connect(&**url).await?;
-                let locks = LockRegistry::builder(store).prefix(prefix).build()?;
+                let locks = LockRegistry::builder_for(url)?.prefix(prefix).build()?;
                 (locks, Slow::process(&file, fenced, prefix)?)
             }
         })

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use lockstream::store::{MemoryStore, RedisStore};
+use lockstream::store::MemoryStore;
 use lockstream::{LockRegistry, OnLost, Renewal};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -91,8 +91,7 @@ async fn pay_in(
 /// What the child process does.
 pub(crate) async fn be(file: &str, fenced: &str, prefix: &str) -> Result<(), Error> {
     let url = std::env::var("REDIS_URL").unwrap_or_default();
-    let store = RedisStore::connect(url).await?;
-    let locks = LockRegistry::builder(store).prefix(prefix).build()?;
+    let locks = LockRegistry::builder_for(url)?.prefix(prefix).build()?;
     let (sender, orders) = mpsc::unbounded_channel();
     // A thread of its own: one that waits for a line must not keep the process from ending.
     std::thread::spawn(move || {
