@@ -11,6 +11,8 @@
 mod attempts;
 pub(crate) mod contract;
 #[cfg(any(feature = "redis", feature = "postgres"))]
+mod credentials;
+#[cfg(any(feature = "redis", feature = "postgres"))]
 #[cfg_attr(
     not(all(feature = "redis", feature = "postgres")),
     allow(
@@ -48,6 +50,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub use self::credentials::Credentials;
 pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub(crate) use self::postgres::fence_error;
@@ -55,7 +59,7 @@ pub(crate) use self::postgres::fence_error;
 pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
 pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
-pub use self::redis::{ConnectStore, Credentials, RedisStore, RedisStoreBuilder};
+pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 /// A place where leases are stored.
 ///

@@ -63,6 +63,12 @@ impl Tls {
         self.verify == Verify::Nothing
     }
 
+    /// How much is checked.
+    #[cfg(all(test, feature = "postgres"))]
+    pub(in crate::store) fn verify(&self) -> Verify {
+        self.verify
+    }
+
     /// With this much checked.
     pub(in crate::store) fn verifying(self, verify: Verify) -> Self {
         Self { verify, ..self }

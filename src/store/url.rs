@@ -64,6 +64,14 @@ impl UrlOptions {
         }
     }
 
+    /// Takes the option if it has this value.
+    #[cfg(all(feature = "postgres", feature = "tls-rustls"))]
+    pub(in crate::store) fn take_if(&mut self, name: &str, value: &str) -> bool {
+        let is_it =
+            |(its_name, its_value): &mut (String, String)| its_name == name && its_value == value;
+        self.left.extract_if(.., is_it).next().is_some()
+    }
+
     /// The same for a time: a number of seconds, or `500ms`, `5s`, `2m`.
     pub(in crate::store) fn take_time(
         &mut self,
@@ -146,13 +154,19 @@ impl UrlOptions {
     }
 }
 
-/// Names of the file with the authorities that are trusted: ours, libpq's, redis-py's.
+/// Names of the file with the authorities that are trusted: ours, libpq's, redis-py's, sqlx's.
 #[cfg(feature = "tls-rustls")]
-const CA_FILE: &[&str] = &["ca_file", "sslrootcert", "ssl_ca_certs"];
+const CA_FILE: &[&str] = &[
+    "ca_file",
+    "sslrootcert",
+    "ssl_ca_certs",
+    "ssl-root-cert",
+    "ssl-ca",
+];
 #[cfg(feature = "tls-rustls")]
-const CERT_FILE: &[&str] = &["cert_file", "sslcert", "ssl_certfile"];
+const CERT_FILE: &[&str] = &["cert_file", "sslcert", "ssl_certfile", "ssl-cert"];
 #[cfg(feature = "tls-rustls")]
-const KEY_FILE: &[&str] = &["key_file", "sslkey", "ssl_keyfile"];
+const KEY_FILE: &[&str] = &["key_file", "sslkey", "ssl_keyfile", "ssl-key"];
 
 /// The switch that turns the verification of servers off.
 pub(in crate::store) const DANGER: &str = "danger_accept_invalid_certificates";

@@ -9,17 +9,27 @@
 //! | `faults.rs` | what if the server, a connection or a right is gone? |
 //! | `notices.rs` | is a grant told, though whoever granted it is gone? |
 //! | `losses.rs` | what if the server loses what it acknowledged? |
+//! | `connecting.rs` | how is a connection opened: over which TLS, for how long, to which address? |
+//! | `credentials.rs` | does anybody notice when a password changes? |
 //! | `poolers.rs` | what if a pooler is between? |
 //! | `quorums.rs` | does a quorum of such servers elect one holder? |
 //! | `setup.rs` | how does the schema come into a database, and who may use it? |
 //! | `sqlx.rs` | does the example of another client run? |
 //! | `cost.rs` | what does waiting cost, and what a lock? |
 
+#[cfg(feature = "tls-rustls")]
+#[allow(dead_code, reason = "another test uses the rest of it")]
+#[path = "../access/authority.rs"]
+mod authority;
+#[path = "../support/hearing.rs"]
+mod hearing;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod cleaners;
+mod connecting;
 mod cost;
+mod credentials;
 mod faults;
 mod fences;
 mod losses;

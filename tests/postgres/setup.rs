@@ -223,11 +223,11 @@ fn bad_urls_and_settings_are_refused_before_anything_is_sent() {
         ("postgres:///db?sslmode=disable", "no host"),
         ("postgres://app:hunter2@h:port/db", "port"),
         (
-            "postgres://app:hunter2@h/db?sslmode=prefer",
-            "it may be disable",
+            "postgres://app:hunter2@h/db?sslmode=perhaps",
+            "sslmode must be disable",
         ),
         ("postgres://app:hunter2@h/db?frobnicate=1", "frobnicate"),
-        ("postgres://app:hunter2@a,b/db?port=5432,5433", "ports"),
+        ("postgres://app:hunter2@a,b/db?port=5432,5433,5434", "ports"),
         (
             "postgres://app:hunter2@a,b/db?hostaddr=127.0.0.1",
             "2 hosts, and 1 hostaddrs",
@@ -237,7 +237,7 @@ fn bad_urls_and_settings_are_refused_before_anything_is_sent() {
             "/nowhere.pem",
         ),
         (
-            "postgres://app:hunter2@h/db?sslcert=/nowhere.pem",
+            "postgres://app:hunter2@h/db?sslcert=/nowhere.pem&sslkey=/nowhere.key",
             "/nowhere.pem",
         ),
     ] {

@@ -14,6 +14,7 @@
 //! | `redirect.rs` | how does a client come to a proxy whose address servers tell it? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
+//! | `preload.rs` | how does a test get look-ups of names that are slow, or a name with two addresses? |
 //! | `steady.rs` | what if the machine stands still in a test that measures time? |
 //! | `ports.rs` | which port may a test listen on? |
 //! | `lock_server.rs` | how does a test run on every kind of server? (It stands by itself.) |

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 use super::keeper::Process;
 use super::ports::Port;
+use super::server::Tls;
 
 /// How long a server may take to start, to end, or to answer this harness.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -45,12 +46,27 @@ pub struct PgServer {
 pub struct PgServerBuilder {
     config: Vec<String>,
     has_own_identity: bool,
+    /// Who else may connect, and how.
+    clients: Vec<String>,
+    tls: Option<Tls>,
 }
 
 impl PgServerBuilder {
     /// One more line for the configuration file.
     pub fn config(mut self, line: impl Into<String>) -> Self {
         self.config.push(line.into());
+        self
+    }
+
+    /// One more line for `pg_hba.conf`, before the one that trusts everybody.
+    pub fn client(mut self, line: &str) -> Self {
+        self.clients.push(line.to_owned());
+        self
+    }
+
+    /// It offers TLS.
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
         self
     }
 
@@ -69,7 +85,30 @@ impl PgServerBuilder {
         } else {
             copy(template(), &data);
         }
-        PgServer::launch_in(folder, self.config)
+        let mut config = self.config;
+        let mut write = |name: &str, setting: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).expect("the folder is ours");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");
+            give_away(&path);
+            config.push(format!("{setting} = '{}'", path.display()));
+        };
+        if let Some(tls) = &self.tls {
+            write("server.crt", "ssl_cert_file", &tls.certificate);
+            write("server.key", "ssl_key_file", &tls.key);
+            if let Some(clients) = &tls.clients {
+                write("clients.crt", "ssl_ca_file", clients);
+            }
+        }
+        if !self.clients.is_empty() {
+            let lines = self.clients.join("\n");
+            let lines = format!("{lines}\nlocal all all trust\nhost all all all trust\n");
+            write("hba.conf", "hba_file", &lines);
+        }
+        if self.tls.is_some() {
+            config.push("ssl = on".to_owned());
+        }
+        PgServer::launch_in(folder, config)
     }
 }
 
@@ -673,22 +712,27 @@ fn in_usual_places() -> Vec<PathBuf> {
     found
 }
 
-/// PgBouncer in transaction mode before a server.
+/// PgBouncer before a server.
 #[derive(Debug)]
 pub struct PgBouncer {
     port: Port,
-    _process: Process,
+    process: Process,
     _folder: TempDir,
 }
 
 impl PgBouncer {
-    /// With so many connections to the server.
+    /// In transaction mode, with so many connections to the server.
     pub fn to(server: &PgServer, connections: usize) -> Self {
         Self::as_user(server, connections, "postgres")
     }
 
     /// The same, and whoever comes is this role there.
     pub fn as_user(server: &PgServer, connections: usize, role: &str) -> Self {
+        Self::in_mode(server, connections, role, "transaction")
+    }
+
+    /// The same in any mode.
+    pub fn in_mode(server: &PgServer, connections: usize, role: &str, mode: &str) -> Self {
         let program = env::var_os("LOCKSTREAM_PGBOUNCER").map(PathBuf::from);
         let path = env::var_os("PATH").unwrap_or_default();
         let usual = [
@@ -708,7 +752,7 @@ impl PgBouncer {
         let lines = format!(
             "[databases]\npostgres = host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {}\n\
              unix_socket_dir =\nauth_type = any\nmax_client_conn = 200\ndefault_pool_size = {connections}\n\
-             pool_mode = transaction\nserver_fast_close = 1\n",
+             pool_mode = {mode}\nserver_fast_close = 1\n",
             server.port(),
             port.number()
         );
@@ -729,9 +773,17 @@ impl PgBouncer {
         }
         Self {
             port,
-            _process: process,
+            process,
             _folder: folder,
         }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    pub fn log(&self) -> String {
+        self.process.log.text()
     }
 
     pub fn url(&self) -> String {

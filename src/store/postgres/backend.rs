@@ -30,6 +30,8 @@ const LIMITS: Limits = Limits {
 pub(super) struct PostgresBackend {
     pub(super) settings: Settings,
     pub(super) names: Names,
+    /// The same with the bounds of connecting.
+    pub(super) greeting: Names,
     /// The response time-out.
     pub(super) within: Duration,
     pub(super) has_warned_of_sweep: AtomicBool,
@@ -42,8 +44,10 @@ impl PostgresBackend {
         instance: Arc<str>,
         within: Duration,
     ) -> Self {
+        let names = |within| Names::new(prefix.clone(), instance.clone(), &settings.schema, within);
         Self {
-            names: Names::new(prefix, instance, &settings.schema, within),
+            names: names(within),
+            greeting: names(settings.endpoint.connect_within),
             settings,
             within,
             has_warned_of_sweep: AtomicBool::new(false),

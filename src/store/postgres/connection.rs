@@ -9,13 +9,23 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Error, Notification, Row};
 
 use super::call::{Argument, Names, Prepared, bounded};
 use super::fault::{Address, Fault};
-use super::socket::Socket;
-use crate::roaming::time::timeout;
+use super::secure::Secured;
+use crate::roaming::time::timeout_at;
+
+/// When an answer must be there.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Patience {
+    /// After that long each.
+    Each(Duration),
+    /// At that time, which is that long after connecting began.
+    Until { until: Instant, within: Duration },
+}
 
 /// Dropping it closes the connection; what is not written by then is never sent.
 pub(super) struct Connection {
@@ -23,8 +33,9 @@ pub(super) struct Connection {
     /// The statements of its calls; `None` behind a pooler.
     pub(super) prepared: Option<Prepared>,
     pub(super) address: Address,
-    /// An answer must come within this time.
-    within: Duration,
+    /// The server process, if the session is known to be ours: no pooler is between.
+    pub(super) process: Option<i32>,
+    pub(super) patience: Patience,
     messages: BoxStream<'static, Result<AsyncMessage, Error>>,
     /// Notices that came while an answer was waited for.
     heard: VecDeque<Notification>,
@@ -33,20 +44,18 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new<S>(
+    pub(super) fn new(
         address: Address,
-        within: Duration,
+        patience: Patience,
         client: Client,
-        mut connection: tokio_postgres::Connection<Socket, S>,
-    ) -> Self
-    where
-        S: tokio_postgres::tls::TlsStream + Unpin + Send + 'static,
-    {
+        mut connection: tokio_postgres::Connection<Secured, Secured>,
+    ) -> Self {
         Self {
             client: Arc::new(client),
             prepared: None,
             address,
-            within,
+            process: None,
+            patience,
             messages: stream::poll_fn(move |cx| connection.poll_message(cx)).boxed(),
             heard: VecDeque::new(),
             end: None,
@@ -56,7 +65,11 @@ impl Connection {
     /// Awaits an answer on this connection. `asking` uses its client.
     pub(super) async fn ask<T>(&mut self, asking: impl Future<Output = T>) -> Result<T, Fault> {
         let mut asking = pin!(asking);
-        let (address, within) = (self.address.clone(), self.within);
+        let address = self.address.clone();
+        let (until, within) = match self.patience {
+            Patience::Each(within) => (Instant::now() + within, within),
+            Patience::Until { until, within } => (until, within),
+        };
         let answered = poll_fn(|cx| {
             loop {
                 if let Poll::Ready(answer) = asking.as_mut().poll(cx) {
@@ -77,7 +90,7 @@ impl Connection {
             }
         });
         let silent = |_| Err(Fault::silent(&address, within));
-        timeout(within, answered).await.unwrap_or_else(silent)
+        timeout_at(until, answered).await.unwrap_or_else(silent)
     }
 
     /// The same for what the server should not refuse.

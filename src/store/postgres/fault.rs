@@ -62,24 +62,75 @@ impl Fault {
     pub(super) fn connect(address: &str, error: &tokio_postgres::Error) -> Self {
         let told = format!("cannot connect to PostgreSQL at {address}");
         if let Some(reason) = rejection(error) {
-            return Self::lasting(format!("{told}: {reason}"));
+            return Self::rejected(address, reason);
         }
         let chain = chain(error);
         let hints = [
             (
-                "does not support TLS",
-                " (if that is meant, add sslmode=disable to the url)",
+                "startup parameter",
+                " (a pooler takes no `options`: leave them out of the url)",
             ),
             (
-                "startup parameter",
-                " (is a pooler there? The store needs the server's own url, and takes the pooler's by `pooled`)",
+                "did not use channel binding",
+                " (channel_binding=require needs TLS, and a password that the server has as scram-sha-256)",
             ),
+            ("bytes remaining on stream", STRANGER),
+            ("unexpected message", STRANGER),
+            ("parsing response", STRANGER),
         ];
         let hint = hints.iter().find(|(said, _)| chain.contains(said));
         let hint = hint.map_or("", |(_, hint)| hint);
         let text = format!("{told}: {chain}{hint}");
-        let kind = error.code().map_or(Kind::Passing, kind);
+        let kind = match error.code() {
+            Some(code) => kind(code),
+            // The client library has no name for this.
+            None if chain.contains("password missing") => Kind::Lasting,
+            None => Kind::Passing,
+        };
         Self { text, kind }
+    }
+
+    /// Client and server did not accept each other.
+    pub(super) fn rejected(address: &str, reason: &str) -> Self {
+        Self::lasting(format!(
+            "cannot connect to PostgreSQL at {address}: {reason}"
+        ))
+    }
+
+    /// The server has no TLS, or we have none.
+    pub(super) fn without_tls(address: &str, is_required: bool) -> Self {
+        let told = format!("cannot connect to PostgreSQL at {address}");
+        Self::passing(match is_required {
+            true => format!(
+                "{told}: the server does not support TLS (if that is meant, add sslmode=disable to the url)"
+            ),
+            false => format!(
+                "{told}: there is no TLS, and plain text is only sent to this machine itself (if that is meant, add \
+                 sslmode=disable to the url)"
+            ),
+        })
+    }
+
+    /// It does not speak PostgreSQL's protocol.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn stranger(address: &str) -> Self {
+        Self::passing(format!(
+            "cannot connect to PostgreSQL at {address}: unexpected answer to the request for TLS{STRANGER}"
+        ))
+    }
+
+    /// Whether the server refuses the user or the password.
+    pub(super) fn is_of_login(error: &tokio_postgres::Error) -> bool {
+        let code = error.code();
+        code.is_some_and(|code| code.code().starts_with("28"))
+    }
+
+    /// The same, and a retry may help if `is_passing`.
+    pub(super) fn passing_if(self, is_passing: bool) -> Self {
+        match is_passing {
+            true => Self::passing(self.text),
+            false => self,
+        }
     }
 
     pub(super) fn unreachable(address: &str, error: &io::Error) -> Self {
@@ -179,6 +230,8 @@ impl Fault {
         }
     }
 }
+
+const STRANGER: &str = " (is it a PostgreSQL server?)";
 
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {

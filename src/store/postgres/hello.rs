@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use super::backend::PostgresBackend;
 use super::call::{self, Argument, Call, Prepared};
-use super::connection::Connection;
+use super::connection::{Connection, Patience};
 use super::fault::Fault;
 use super::link::PostgresLink;
 use super::schema;
@@ -26,34 +26,56 @@ impl PostgresBackend {
         predecessors: &[Process],
     ) -> Result<Connected<PostgresLink>, Fault> {
         let settings = &self.settings;
-        let mut first = settings.endpoint.connect(self.within).await?;
-        let mut number = rand::random_range(1..=i64::MAX);
+        let mut first = settings.endpoint.connect().await?;
+        // What stays in a session, as its number and its channel, must not come into one that a pooler gives to others.
+        let mut number = match first.process.is_some() && !settings.is_pooler {
+            true => rand::random_range(1..=i64::MAX),
+            false => 0,
+        };
         let greeting = self.greet(&mut first, number).await?;
         let clock = ServerClock::told(greeting.now, Instant::now());
-        for (pid, started) in predecessors {
-            let sql = self.names.sql("end_backend_1($1, $2)");
-            let which: [Argument<'_>; 2] = [(pid, Type::INT4), (started, Type::TIMESTAMPTZ)];
-            // Without that right O5 guards against late calls.
+        let is_ours = number != 0 && greeting.is_by(first.process);
+        let mut processes = Vec::new();
+        let no_push = if is_ours {
+            processes.extend(greeting.process);
+            for (pid, started) in predecessors {
+                let sql = self.names.sql("end_backend_1($1, $2)");
+                let which: [Argument<'_>; 2] = [(pid, Type::INT4), (started, Type::TIMESTAMPTZ)];
+                // Without that right O5 guards against late calls.
+                let client = first.client.clone();
+                let ending = call::bounded(&client, &self.greeting, &sql, &which);
+                let _ = first.ask(ending).await?;
+            }
             let client = first.client.clone();
-            let ending = call::bounded(&client, &self.names, &sql, &which);
-            let _ = first.ask(ending).await?;
-        }
-        let no_push = self.listen(&mut first, &greeting.channel).await?;
+            first.get(client.batch_execute(&self.names.bounds)).await?;
+            self.listen(&mut first, &greeting.channel).await?
+        } else {
+            Some(POOLED.to_owned())
+        };
         if no_push.is_some() {
             number = 0;
         }
-        let is_pooled = no_push.is_some() || settings.pooled.is_some();
-        self.prepare(&mut first, is_pooled).await?;
-        let mut processes = Vec::from_iter(greeting.process);
+        self.prepare(&mut first, is_ours && settings.pooled.is_none())
+            .await?;
         let mut connections = vec![first];
         let calls_here = settings.pooled.is_none();
         for _ in usize::from(calls_here)..settings.lanes {
             let endpoint = settings.pooled.as_ref().unwrap_or(&settings.endpoint);
-            let mut connection = endpoint.connect(self.within).await?;
+            let mut connection = endpoint.connect().await?;
             let greeting = self.greet(&mut connection, 0).await?;
-            processes.extend(greeting.process.filter(|_| !is_pooled));
-            self.prepare(&mut connection, is_pooled).await?;
+            let is_ours = is_ours && calls_here && greeting.is_by(connection.process);
+            if is_ours {
+                processes.extend(greeting.process);
+                let client = connection.client.clone();
+                connection
+                    .get(client.batch_execute(&self.names.bounds))
+                    .await?;
+            }
+            self.prepare(&mut connection, is_ours).await?;
             connections.push(connection);
+        }
+        for connection in &mut connections {
+            connection.patience = Patience::Each(self.within);
         }
         Ok(Connected {
             link: PostgresLink::new(self.clone(), connections, number, processes),
@@ -63,11 +85,10 @@ impl PostgresBackend {
         })
     }
 
-    async fn prepare(&self, connection: &mut Connection, is_pooled: bool) -> Result<(), Fault> {
-        let (client, names) = (connection.client.clone(), &self.names);
-        if !is_pooled {
-            let bounding = client.batch_execute(&names.bounds);
-            connection.get(bounding).await?;
+    /// Prepares the statements of calls, if the session is ours.
+    async fn prepare(&self, connection: &mut Connection, is_ours: bool) -> Result<(), Fault> {
+        let (client, names) = (connection.client.clone(), &self.greeting);
+        if is_ours {
             let preparing = Prepared::new(&client, names);
             connection.prepared = Some(connection.get(preparing).await?);
         }
@@ -80,7 +101,7 @@ impl PostgresBackend {
     /// Checks that the schema is there and may be trusted, and takes the advisory lock of that number. If the schema is missing, it is made, if
     /// we may.
     async fn greet(&self, connection: &mut Connection, number: i64) -> Result<Greeting, Fault> {
-        let (schema, names) = (&self.settings.schema, &self.names);
+        let (schema, names) = (&self.settings.schema, &self.greeting);
         let address = &connection.address.clone();
         let sql = format!(
             "SELECT h.version, h.now, h.is_standby, h.server, a.pid, a.backend_start, h.missing, h.channel \
@@ -124,7 +145,7 @@ impl PostgresBackend {
     pub(super) async fn check_schema(&self, connection: &mut Connection) -> Result<(), Fault> {
         let (schema, owner) = (&self.settings.schema, &self.settings.schema_owner);
         let which: [Argument<'_>; 2] = [(schema, Type::TEXT), (owner, Type::TEXT)];
-        let asking = connection.query(&self.names, schema::FOREIGN, &which);
+        let asking = connection.query(&self.greeting, schema::FOREIGN, &which);
         let foreign = asking.await?;
         schema::refuse_foreign(&connection.address, schema, &foreign)
     }
@@ -142,7 +163,7 @@ impl PostgresBackend {
                 .batch_execute(&format!("LISTEN \"{channel}\""))
                 .await?;
             let told: [Argument<'_>; 2] = [(&channel, Type::TEXT), (&probe, Type::TEXT)];
-            call::bounded(client, &self.names, "SELECT pg_notify($1, $2)", &told).await
+            call::bounded(client, &self.greeting, "SELECT pg_notify($1, $2)", &told).await
         };
         connection.get(listening).await?;
         let hearing = async {
@@ -152,17 +173,23 @@ impl PostgresBackend {
                 }
             }
         };
-        match timeout(self.within.min(LONGEST_PROBE), hearing).await {
+        match timeout(
+            LONGEST_PROBE.min(self.settings.endpoint.connect_within / 2),
+            hearing,
+        )
+        .await
+        {
             Ok(heard) => heard.map(|()| None),
             Err(_) => Ok(Some(UNHEARD.to_owned())),
         }
     }
 }
 
-const UNHEARD: &str = "a notification sent to ourselves did not arrive: is a pooler between? Give the store the server's \
-                       own url, and the pooler's by `pooled`";
+const POOLED: &str = "a pooler is between; for grants by push give the store the server's own url, and the pooler's by \
+                      `pooled`";
 
-/// Behind a pooler the probe never arrives.
+const UNHEARD: &str = "a notification sent to ourselves did not arrive";
+
 const LONGEST_PROBE: Duration = Duration::from_secs(2);
 
 struct Greeting {
@@ -178,6 +205,11 @@ struct Greeting {
 }
 
 impl Greeting {
+    /// Whether it came from that server process, as far as is known.
+    fn is_by(&self, process: Option<i32>) -> bool {
+        self.process.is_none_or(|(pid, _)| Some(pid) == process)
+    }
+
     fn read(row: &Row) -> Option<Self> {
         let identity: Option<String> = row.try_get(3).ok()?;
         let pid: Option<i32> = row.try_get(4).ok()?;

@@ -3,7 +3,8 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `store` | the public store and its builder |
-//! | `address` | how a server is named in a url, and over TLS |
+//! | `address`, `options` | what a url says |
+//! | `connecting`, `socket`, `secure` | how a connection is opened: hosts and addresses, sockets, TLS |
 //! | `schema`, `schema.sql` | tables and functions, and how they come into a database |
 //! | `backend` | PostgreSQL as the driver (`../driver`) sees it |
 //! | `link`, `hello` | a registry's connections, as the driver sees them, and how they are set up |
@@ -17,13 +18,16 @@ mod address;
 mod backend;
 mod call;
 mod check;
+mod connecting;
 mod connection;
 mod fault;
 mod hello;
 mod link;
 mod notice;
+mod options;
 mod scan;
 mod schema;
+mod secure;
 mod socket;
 mod store;
 mod sweep;

@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 
 use super::backend::PostgresBackend;
 use super::call::Argument;
-use super::connection::Connection;
+use super::connection::{Connection, Patience};
 use super::fault::Fault;
 use crate::StoreError;
 
@@ -52,9 +52,10 @@ impl Pass {
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => {
-                let mut connection = endpoint.connect(self.backend.within).await?;
+                let mut connection = endpoint.connect().await?;
                 // It may be the first to call a function of the schema.
                 self.backend.check_schema(&mut connection).await?;
+                connection.patience = Patience::Each(self.backend.within);
                 connection
             }
         };

@@ -1,7 +1,7 @@
 //! Opens the sockets of connections. The client library opens its own, and those cannot move to another runtime.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 #[cfg(unix)]
 use std::path::PathBuf;
 
@@ -10,18 +10,26 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::net::{TcpStream, lookup_host};
-use tokio_postgres::Config;
-use tokio_postgres::config::{Host, LoadBalanceHosts};
+use tokio_postgres::config::Host;
 use tokio_util::either::Either;
 
+use super::options::Probing;
 use crate::roaming::stream::Roaming;
-use crate::roaming::time::timeout;
 
 /// A socket of either kind.
 #[cfg(unix)]
 pub(super) type Socket = Either<Roaming<TcpStream>, Roaming<UnixStream>>;
 #[cfg(not(unix))]
 pub(super) type Socket = Either<Roaming<TcpStream>, Roaming<TcpStream>>;
+
+/// One of the hosts that a url names.
+#[derive(Clone, Debug)]
+pub(super) struct Site {
+    pub(super) host: Option<Host>,
+    /// If it is there, the name is not looked up.
+    pub(super) address: Option<IpAddr>,
+    pub(super) port: u16,
+}
 
 /// One of the addresses where a host may listen.
 pub(super) enum Destination {
@@ -30,76 +38,108 @@ pub(super) enum Destination {
     Unix(PathBuf),
 }
 
-/// The addresses of the one host that is configured. If it has an address and a name, the name is not looked up.
-pub(super) async fn destinations(host: &Config) -> io::Result<Vec<Destination>> {
-    let port = host.get_ports().first().copied().unwrap_or(5432);
-    if let Some(address) = host.get_hostaddrs().first() {
-        return Ok(vec![Destination::Tcp(SocketAddr::new(*address, port))]);
+impl Site {
+    pub(super) fn is_socket(&self) -> bool {
+        self.address.is_none() && !matches!(self.host, Some(Host::Tcp(_)))
     }
-    let mut destinations: Vec<_> = match host.get_hosts().first() {
-        Some(Host::Tcp(name)) => lookup_host((name.clone(), port))
-            .await?
-            .map(Destination::Tcp)
-            .collect(),
-        #[cfg(unix)]
-        Some(Host::Unix(folder)) => {
-            vec![Destination::Unix(folder.join(format!(".s.PGSQL.{port}")))]
+
+    /// Whether what is sent there does not leave this machine, as far as the name tells.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn is_local(&self) -> bool {
+        match (&self.host, self.address) {
+            (_, Some(address)) => address.is_loopback(),
+            (Some(Host::Tcp(name)), _) => {
+                let address = name.parse::<IpAddr>();
+                name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+            }
+            _ => true,
         }
-        None => Vec::new(),
-    };
-    if host.get_load_balance_hosts() == LoadBalanceHosts::Random {
-        destinations.shuffle(&mut rand::rng());
     }
-    match destinations.is_empty() {
-        true => Err(io::Error::other("could not resolve any addresses")),
-        false => Ok(destinations),
+
+    /// The name that its certificate has.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn name(&self) -> String {
+        match (&self.host, self.address) {
+            (Some(Host::Tcp(name)), _) => name.clone(),
+            (_, Some(address)) => address.to_string(),
+            _ => String::new(),
+        }
+    }
+
+    /// Where it may listen.
+    pub(super) async fn destinations(&self, shuffled: bool) -> io::Result<Vec<Destination>> {
+        if let Some(address) = self.address {
+            return Ok(vec![Destination::Tcp(SocketAddr::new(address, self.port))]);
+        }
+        let mut found: Vec<_> = match &self.host {
+            Some(Host::Tcp(name)) => lookup_host((name.clone(), self.port))
+                .await?
+                .map(Destination::Tcp)
+                .collect(),
+            #[cfg(unix)]
+            Some(Host::Unix(folder)) => {
+                let socket = folder.join(format!(".s.PGSQL.{}", self.port));
+                vec![Destination::Unix(socket)]
+            }
+            None => Vec::new(),
+        };
+        if shuffled {
+            found.shuffle(&mut rand::rng());
+        }
+        match found.is_empty() {
+            true => Err(io::Error::other("could not resolve any addresses")),
+            false => Ok(found),
+        }
     }
 }
 
 impl Destination {
-    /// Connects with the time-outs that are configured.
-    pub(super) async fn connect(self, host: &Config) -> io::Result<Socket> {
-        let connecting = async {
-            Ok(match self {
-                Self::Tcp(address) => {
-                    let stream = TcpStream::connect(address).await?;
-                    settle(&stream, host)?;
-                    Either::Left(Roaming::new(stream))
-                }
-                #[cfg(unix)]
-                Self::Unix(path) => Either::Right(Roaming::new(UnixStream::connect(path).await?)),
-            })
-        };
-        let late = |_| {
-            Err(io::Error::new(
-                io::ErrorKind::TimedOut,
-                "connection timed out",
-            ))
-        };
-        match host.get_connect_timeout() {
-            Some(within) => timeout(*within, connecting).await.unwrap_or_else(late),
-            None => connecting.await,
+    /// Whether what is sent there does not leave this machine.
+    pub(super) fn is_local(&self) -> bool {
+        match self {
+            Self::Tcp(address) => address.ip().is_loopback(),
+            #[cfg(unix)]
+            Self::Unix(_) => true,
         }
+    }
+
+    pub(super) fn is_socket(&self) -> bool {
+        !matches!(self, Self::Tcp(_))
+    }
+
+    pub(super) async fn connect(&self, probing: &Probing) -> io::Result<Socket> {
+        Ok(match self {
+            Self::Tcp(address) => {
+                let stream = TcpStream::connect(address).await?;
+                settle(&stream, probing)?;
+                Either::Left(Roaming::new(stream))
+            }
+            #[cfg(unix)]
+            Self::Unix(path) => Either::Right(Roaming::new(UnixStream::connect(path).await?)),
+        })
     }
 }
 
-fn settle(stream: &TcpStream, host: &Config) -> io::Result<()> {
+fn settle(stream: &TcpStream, probing: &Probing) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     #[cfg(target_os = "linux")]
-    if let Some(within) = host.get_tcp_user_timeout() {
-        socket.set_tcp_user_timeout(Some(*within))?;
+    if let Some(within) = probing.unconfirmed {
+        socket.set_tcp_user_timeout(Some(within))?;
     }
-    if !host.get_keepalives() {
+    if !probing.is_on {
         return Ok(());
     }
-    let mut keepalive = TcpKeepalive::new().with_time(host.get_keepalives_idle());
-    if let Some(interval) = host.get_keepalives_interval() {
+    let mut keepalive = TcpKeepalive::new();
+    if let Some(idle) = probing.idle {
+        keepalive = keepalive.with_time(idle);
+    }
+    if let Some(interval) = probing.interval {
         keepalive = keepalive.with_interval(interval);
     }
     #[cfg(not(windows))]
-    if let Some(retries) = host.get_keepalives_retries() {
-        keepalive = keepalive.with_retries(retries);
+    if let Some(count) = probing.count {
+        keepalive = keepalive.with_retries(count);
     }
     socket.set_tcp_keepalive(&keepalive)
 }

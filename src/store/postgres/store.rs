@@ -4,27 +4,24 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::address::Endpoint;
 use super::backend::PostgresBackend;
 use super::call;
 use super::fault::Fault;
+use super::options::UrlSettings;
 use super::schema;
 use crate::StoreError;
 use crate::operation::Operation;
-use crate::store::contract::{Session, SessionConfig};
+use crate::settings::RESPONSE_TIMEOUT;
+use crate::store::contract::{RegistryOptions, Session, SessionConfig};
+use crate::store::credentials::{Credentials, Newest};
 use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::{LockStore, sealed};
-
-/// How long [`PostgresStore::connect`] waits for a server.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
-
-/// What the session needs, whatever the role's settings are. As we look for a server that is gone, it looks for us: our
-/// tickets are taken for those of the living as long as the session is there.
-const OPTIONS: &str = "-c default_transaction_isolation=read\\ committed -c idle_session_timeout=0 \
-                       -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=2 \
-                       -c tcp_user_timeout=11s";
+use crate::user_code::log;
 
 /// How many connections for calls a registry may have.
 const MOST_LANES: usize = 16;
@@ -66,6 +63,10 @@ pub(super) struct Settings {
     pub(super) endpoint: Endpoint,
     /// Where calls go, if a pooler is between.
     pub(super) pooled: Option<Endpoint>,
+    /// Whether the endpoint itself is a pooler, whatever it looks like.
+    pub(super) is_pooler: bool,
+    /// What the url says of the registry.
+    registry: RegistryOptions,
     pub(super) schema: String,
     /// Whose schema is trusted though nothing else speaks for that role.
     pub(super) schema_owner: Option<String>,
@@ -114,9 +115,12 @@ impl PostgresStore {
     }
 
     /// Opens its connections with these settings, as they are. Over TLS it trusts the authorities of the system, or those
-    /// of [`root_certificate`](PostgresStoreBuilder::root_certificate). It ties your version of `tokio-postgres` to ours.
+    /// of [`root_certificate`](PostgresStoreBuilder::root_certificate). With the driver's default, `SslMode::Prefer`, a
+    /// connection is in plain text only if the server has no TLS, is on this machine, and no certificate was given. It
+    /// ties your version of `tokio-postgres` to ours.
     pub fn from_config(config: tokio_postgres::Config) -> PostgresStoreBuilder {
-        PostgresStoreBuilder::new(Endpoint::new(config))
+        let endpoint = Endpoint::new(config);
+        PostgresStoreBuilder::new(endpoint.map(|endpoint| (endpoint, UrlSettings::default())))
     }
 
     /// Makes the schema if it is not there, and sets the quiet time if the builder was told one. Idempotent; of several
@@ -129,8 +133,8 @@ impl PostgresStore {
     pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
         let settings = self.settings.clone();
         Operation::new(async move {
-            let mut connection = settings.endpoint.connect(CONNECT_WITHIN).await?;
-            let begin = call::begin(CONNECT_WITHIN);
+            let mut connection = settings.endpoint.connect().await?;
+            let begin = call::begin(settings.endpoint.connect_within);
             Ok(schema::migrate(&mut connection, &settings, &begin).await?)
         })
     }
@@ -138,7 +142,8 @@ impl PostgresStore {
     /// Checks that calls would be answered.
     async fn try_out(&self) -> Result<(), Fault> {
         let settings = self.settings.clone();
-        let backend = PostgresBackend::new(settings, "lock".into(), "".into(), CONNECT_WITHIN);
+        let within = settings.endpoint.connect_within;
+        let backend = PostgresBackend::new(settings, "lock".into(), "".into(), within);
         Arc::new(backend).set_up(&[]).await.map(drop)
     }
 }
@@ -170,6 +175,10 @@ impl LockStore for PostgresStore {
         Arc::new(DriverSession::new(Arc::new(backend), config))
     }
 
+    fn registry_options(&self) -> RegistryOptions {
+        self.settings.registry.clone()
+    }
+
     fn place(&self) -> Option<String> {
         Some(format!("PostgreSQL at {}", self.settings.endpoint.address))
     }
@@ -195,27 +204,47 @@ impl LockStore for PostgresStore {
 #[must_use = "a builder does nothing until it connects"]
 pub struct PostgresStoreBuilder {
     settings: Result<Settings, Fault>,
+    connect_within: Option<Duration>,
+    credentials: Option<Newest>,
+    /// Those of the builder. The url's own count where there are none.
     #[cfg(feature = "tls-rustls")]
     tls: Result<Tls, String>,
 }
 
 impl PostgresStoreBuilder {
-    fn new(endpoint: Result<Endpoint, Fault>) -> Self {
-        let settings = endpoint.map(|mut endpoint| Settings {
-            schema_owner: endpoint.schema_owner.take(),
-            endpoint,
-            pooled: None,
-            schema: schema::USUAL.to_owned(),
-            lanes: 1,
-            is_durable: true,
-            migrates: true,
-            quiet: None,
-        });
-        Self {
+    fn new(endpoint: Result<(Endpoint, UrlSettings), Fault>) -> Self {
+        let (settings, url) = match endpoint {
+            Ok((endpoint, url)) => {
+                let settings = Settings {
+                    schema_owner: url.schema_owner.clone(),
+                    endpoint,
+                    pooled: None,
+                    is_pooler: url.is_pooler,
+                    registry: url.registry.clone(),
+                    schema: schema::USUAL.to_owned(),
+                    lanes: 1,
+                    is_durable: true,
+                    migrates: true,
+                    quiet: None,
+                };
+                (Ok(settings), url)
+            }
+            Err(fault) => (Err(fault), UrlSettings::default()),
+        };
+        let mut builder = Self {
             settings,
+            connect_within: None,
+            credentials: None,
             #[cfg(feature = "tls-rustls")]
             tls: Ok(Tls::default()),
+        };
+        if let Some(schema) = url.schema {
+            builder = builder.schema(schema);
         }
+        if let Some(pooled) = url.pooled {
+            builder = builder.pooled(pooled);
+        }
+        builder
     }
 
     fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
@@ -263,13 +292,77 @@ impl PostgresStoreBuilder {
     }
 
     /// Sends calls to a pooler in transaction mode, such as PgBouncer. The url of the store must still be the server's
-    /// own: one connection of each registry listens there.
+    /// own: one connection of each registry listens there. In a url it is `pooled=`, with the pooler's url
+    /// percent-encoded.
+    ///
+    /// If only the pooler can be reached, its url is that of the store: then a registry that waits asks again and again,
+    /// by its [`Repeat`](crate::Repeat), and there is no queue. A pooler is noticed, or told by `pgbouncer=true`.
     pub fn pooled(mut self, url: impl AsRef<str>) -> Self {
         self.settings = self.settings.and_then(|settings| {
-            let pooled = Some(Endpoint::parse(url.as_ref())?);
+            let refused = |why| Err(Fault::invalid("url of the pooler", why));
+            let (pooled, url) = Endpoint::parse(url.as_ref())?;
+            if url.is_of_a_store() {
+                return refused(
+                    "prefix, name, response_timeout, lock_schema, schema_owner and pooled belong into the url of the \
+                     store",
+                );
+            }
+            if settings.is_pooler {
+                return refused("pgbouncer=true says that the url of the store is one, too");
+            }
+            let pooled = Some(pooled);
             Ok(Settings { pooled, ..settings })
         });
         self
+    }
+
+    /// How long connecting to each host may take: from the look-up of its name until it is shown that grants arrive. From
+    /// 1 ms to 24 h, by default 5 s, or what the url says by `connect_timeout=`. The response time-out of a registry is
+    /// for calls. Of a host with several addresses a further one is tried after an eighth of the time, beside those
+    /// before.
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        let is_allowed = RESPONSE_TIMEOUT.contains(&timeout);
+        let checked = self.check(is_allowed, "connect time-out", "must be from 1 ms to 24 h");
+        Self {
+            connect_within: Some(timeout),
+            ..checked
+        }
+    }
+
+    /// User and password that change, such as tokens that expire. Each connection is opened with the newest; those that
+    /// stand go on. The url needs neither. Credentials that the server refuses are an error that may pass: the next
+    /// connection asks for the newest again. Once the sender is gone, the last ones stay good.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use lockstream::store::{Credentials, PostgresStore};
+    /// use tokio::sync::watch;
+    ///
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn f() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (rotate, newest) = watch::channel(Credentials::new("app", token().await?));
+    /// tokio::spawn(async move {
+    ///     loop {
+    ///         tokio::time::sleep(Duration::from_secs(600)).await;
+    ///         match token().await {
+    ///             Ok(token) => drop(rotate.send(Credentials::new("app", token))),
+    ///             Err(error) => eprintln!("no new token: {error}"),
+    ///         }
+    ///     }
+    /// });
+    /// let store = PostgresStore::builder("postgres://db.example/shop")
+    ///     .credentials(newest)
+    ///     .connect()
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn credentials(self, newest: watch::Receiver<Credentials>) -> Self {
+        Self {
+            credentials: Some(newest),
+            ..self
+        }
     }
 
     /// Whether the server has a lease on disk before it answers: true by default. With `false` it answers sooner, and a
@@ -336,13 +429,25 @@ impl PostgresStoreBuilder {
     /// If the url or a setting is invalid.
     pub fn connect_lazy(self) -> Result<PostgresStore, StoreError> {
         let mut settings = self.settings?;
-        settings.endpoint.option(OPTIONS);
         #[cfg(feature = "tls-rustls")]
-        {
-            let tls = self.tls.map_err(Fault::certificates)?;
-            settings.endpoint.secure(tls.clone())?;
-            if let Some(pooled) = &mut settings.pooled {
-                pooled.secure(tls)?;
+        let tls = self.tls.map_err(Fault::certificates)?;
+        let endpoints = [Some(&mut settings.endpoint), settings.pooled.as_mut()];
+        for endpoint in endpoints.into_iter().flatten() {
+            endpoint.credentials.clone_from(&self.credentials);
+            if let Some(within) = self.connect_within {
+                endpoint.connect_within = within;
+            }
+            #[cfg(feature = "tls-rustls")]
+            let trusts_anybody = endpoint.secure(&tls)?;
+            #[cfg(not(feature = "tls-rustls"))]
+            let trusts_anybody = endpoint.secure()?;
+            if trusts_anybody {
+                let address = &*endpoint.address;
+                log!(
+                    warn,
+                    address,
+                    "the server's certificate is not verified: whoever answers is trusted"
+                );
             }
         }
         Ok(PostgresStore { settings })

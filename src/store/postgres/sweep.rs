@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::backend::PostgresBackend;
 use super::call::bounded;
+use super::connection::Patience;
 use super::fault::{Fault, ends_connection};
 use crate::roaming::time::sleep;
 use crate::user_code::log;
@@ -32,7 +33,8 @@ impl PostgresBackend {
     /// Cancel safe: each piece is a transaction, and the next sweep goes on behind the last one.
     async fn try_sweep(&self) -> Result<Result<(), Fault>, Fault> {
         let endpoint = &self.settings.endpoint;
-        let mut connection = endpoint.connect(self.within).await?;
+        let mut connection = endpoint.connect().await?;
+        connection.patience = Patience::Each(self.within);
         let client = connection.client.clone();
         // Sweeps, and answers whether there is nothing more to sweep, or another registry sweeps.
         let sql = self.names.sql("sweep_1()");

@@ -1,6 +1,5 @@
 //! Credentials that change while a store is in use.
 
-use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,6 +14,7 @@ use tokio::task::JoinSet;
 use super::fault::Fault;
 use crate::roaming::runtime;
 use crate::roaming::time::{sleep, timeout};
+use crate::store::credentials::Credentials;
 use crate::store::driver::Address;
 use crate::user_code::log;
 
@@ -25,41 +25,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How many credentials are skipped at once for newer ones.
 const AT_ONCE: usize = 100;
 
-/// User and password at a Redis server. Its `Debug` hides the password.
-///
-/// # Examples
-///
-/// See [`RedisStoreBuilder::credentials`](super::RedisStoreBuilder::credentials).
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    user: String,
-    password: String,
-}
-
 impl Credentials {
-    /// Those of this user. No user, `""`, is the default user.
-    pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
-        let mut user = user.into();
-        if user.is_empty() {
-            "default".clone_into(&mut user);
-        }
-        let password = password.into();
-        Self { user, password }
-    }
-
     /// Settings that authenticate with these.
     pub(super) fn login(&self, settings: RedisConnectionInfo) -> RedisConnectionInfo {
         settings
-            .set_username(&self.user)
-            .set_password(&self.password)
-    }
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials")
-            .field("user", &self.user)
-            .finish_non_exhaustive()
+            .set_username(self.user_or_default())
+            .set_password(self.password())
     }
 }
 
@@ -207,7 +178,8 @@ impl Renewal {
     pub(super) fn poll_login(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cmd>> {
         let newest = self.newest.poll_recv(cx);
         newest.map(|newest| {
-            let Credentials { user, password } = newest?;
+            let newest = newest?;
+            let (user, password) = (newest.user_or_default(), newest.password());
             Some(cmd("AUTH").arg(user).arg(password).take())
         })
     }

@@ -39,7 +39,6 @@ mod store;
 mod stream;
 mod topology;
 
-pub use self::credentials::Credentials;
 pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::backend::{RedisBackend, Times};
 #[cfg(feature = "cluster")]
 use super::cluster::Seeds;
-use super::credentials::{Credentials, Source};
+use super::credentials::Source;
 #[cfg(feature = "redis-1")]
 use super::endpoint::Endpoint;
 use super::fault::Fault;
@@ -19,6 +19,7 @@ use crate::StoreError;
 use crate::operation::Operation;
 use crate::settings::RESPONSE_TIMEOUT;
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
+use crate::store::credentials::Credentials;
 use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, Verify};

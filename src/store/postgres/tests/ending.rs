@@ -13,8 +13,12 @@ const BOUND: Duration = Duration::from_secs(10);
 #[tokio::test]
 async fn an_end_is_told_in_the_words_of_the_server() {
     let server = PgServer::start();
-    let endpoint = Endpoint::parse(&server.url()).unwrap();
-    let mut connection = endpoint.connect(BOUND).await.unwrap();
+    let (mut endpoint, _) = Endpoint::parse(&server.url()).unwrap();
+    #[cfg(feature = "tls-rustls")]
+    endpoint.secure(&Default::default()).unwrap();
+    #[cfg(not(feature = "tls-rustls"))]
+    endpoint.secure().unwrap();
+    let mut connection = endpoint.connect().await.unwrap();
     let names = Names::new("lock".into(), "a1".into(), "lockstream", BOUND);
     let client = connection.client.clone();
     let sql = "SELECT pg_terminate_backend(pg_backend_pid())";

@@ -3,5 +3,7 @@
 mod ending;
 mod model;
 mod sweep;
+#[cfg(feature = "tls-rustls")]
+mod urls;
 
 use crate::store::{hearing, support};

@@ -6,7 +6,7 @@ use super::fake::Fake;
 use super::hearing::Log;
 use super::registry::BOUND;
 use super::support::wait_until;
-use crate::store::redis::Credentials;
+use crate::store::Credentials;
 use crate::store::redis::credentials::Source;
 use crate::store::redis::endpoint::Endpoint;
 

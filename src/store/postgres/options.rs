@@ -1,0 +1,503 @@
+//! What a url says behind the `?`, in the words of libpq and in ours. Nothing of it is ignored.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts};
+
+use crate::store::contract::RegistryOptions;
+use crate::store::url::UrlOptions;
+#[cfg(feature = "tls-rustls")]
+use crate::store::{tls::Tls, url::DANGER};
+
+/// What a url says beside where the server is.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UrlSettings {
+    pub(super) registry: RegistryOptions,
+    pub(super) schema: Option<String>,
+    pub(super) schema_owner: Option<String>,
+    /// The url of a pooler for calls.
+    pub(super) pooled: Option<String>,
+    /// Whether it is itself the url of a pooler.
+    pub(super) is_pooler: bool,
+}
+
+impl UrlSettings {
+    /// Whether anything is said that is not for the url of a pooler.
+    pub(super) fn is_of_a_store(&self) -> bool {
+        let is_said = [&self.schema, &self.schema_owner, &self.pooled];
+        is_said.iter().any(|it| it.is_some()) || self.registry != RegistryOptions::default()
+    }
+}
+
+/// How sockets notice that a server is gone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Probing {
+    pub(super) is_on: bool,
+    /// A connection that is silent is probed after so long, and then so often. `None`: as the system does it.
+    pub(super) idle: Option<Duration>,
+    pub(super) interval: Option<Duration>,
+    pub(super) count: Option<u32>,
+    /// For so long may what was sent stay unconfirmed.
+    pub(super) unconfirmed: Option<Duration>,
+}
+
+impl Default for Probing {
+    fn default() -> Self {
+        Self {
+            is_on: true,
+            idle: Some(Duration::from_secs(5)),
+            interval: Some(Duration::from_secs(5)),
+            count: Some(2),
+            unconfirmed: Some(Duration::from_secs(11)),
+        }
+    }
+}
+
+impl Probing {
+    /// As it is configured, and nothing of ours.
+    pub(super) fn of(config: &Config) -> Self {
+        Self {
+            is_on: config.get_keepalives(),
+            idle: Some(config.get_keepalives_idle()),
+            interval: config.get_keepalives_interval(),
+            count: config.get_keepalives_retries(),
+            unconfirmed: config.get_tcp_user_timeout().copied(),
+        }
+    }
+
+    pub(super) fn take(options: &mut UrlOptions) -> Result<Self, String> {
+        let mut probing = Self::default();
+        if let Some(is_on) = options.take_switch(&["keepalives"])? {
+            probing.is_on = is_on;
+        }
+        let seconds = |number| (number > 0).then(|| Duration::from_secs(number));
+        if let Some(idle) = take_number(options, &["keepalives_idle"])? {
+            probing.idle = seconds(idle);
+        }
+        if let Some(interval) = take_number(options, &["keepalives_interval"])? {
+            probing.interval = seconds(interval);
+        }
+        if let Some(count) = take_number(options, &["keepalives_count", "keepalives_retries"])? {
+            probing.count = u32::try_from(count).ok().filter(|count| *count > 0);
+        }
+        if let Some(millis) = take_number(options, &["tcp_user_timeout"])? {
+            probing.unconfirmed = (millis > 0).then(|| Duration::from_millis(millis));
+        }
+        Ok(probing)
+    }
+}
+
+fn take_number(options: &mut UrlOptions, names: &[&str]) -> Result<Option<u64>, String> {
+    let Some(value) = options.take(names)? else {
+        return Ok(None);
+    };
+    let number = value
+        .parse()
+        .ok()
+        .filter(|number| u32::try_from(*number).is_ok());
+    let refused = || match names[0] {
+        "keepalives_count" => "keepalives_count must be a number".to_owned(),
+        "tcp_user_timeout" => {
+            "tcp_user_timeout must be a number of milliseconds, as in libpq".to_owned()
+        }
+        name => format!("{name} must be a number of seconds, as in libpq"),
+    };
+    number.ok_or_else(refused).map(Some)
+}
+
+/// Which server is taken, of several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// One whose sessions may write.
+    Writable,
+    /// One that is no standby, whatever else keeps it from writing.
+    Primary,
+}
+
+impl Wanted {
+    pub(super) fn take(options: &mut UrlOptions) -> Result<Option<Self>, String> {
+        let value = options.take(&["target_session_attrs"])?;
+        match value.as_deref() {
+            // Whatever else is there cannot hold a lock.
+            None | Some("any") => Ok(None),
+            Some("read-write") => Ok(Some(Self::Writable)),
+            Some("primary") => Ok(Some(Self::Primary)),
+            Some("read-only" | "standby" | "prefer-standby") => Err(STANDBY.to_owned()),
+            Some(_) => Err(
+                "target_session_attrs must be any, read-write or primary (a lock is written)"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+/// Why a server that cannot write is not looked for.
+pub(super) const STANDBY: &str = "target_session_attrs asks for a server that does not write, and a lock is written: \
+                                  leave it out, or write read-write";
+
+/// What the url says of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SslMode {
+    /// Nothing: the certificate is checked.
+    Unsaid,
+    /// A `Config` that was not set up by a url, and may use plain text if the server has no TLS.
+    Opportunistic,
+    Disable,
+    /// Or `allow`.
+    Prefer,
+    Require,
+    VerifyCa,
+    VerifyFull,
+}
+
+impl SslMode {
+    fn take(options: &mut UrlOptions) -> Result<Self, String> {
+        let value = options.take(&["sslmode", "ssl-mode"])?;
+        Ok(match value.as_deref() {
+            None => Self::Unsaid,
+            Some("disable") => Self::Disable,
+            Some("allow" | "prefer") => Self::Prefer,
+            Some("require") => Self::Require,
+            Some("verify-ca") => Self::VerifyCa,
+            Some("verify-full") => Self::VerifyFull,
+            Some("no-verify") => {
+                return Err(
+                    "sslmode=no-verify is written sslmode=require (encrypted, and the certificate is not checked)"
+                        .to_owned(),
+                );
+            }
+            Some(_) => {
+                return Err(
+                    "sslmode must be disable, allow, prefer, require, verify-ca or verify-full"
+                        .to_owned(),
+                );
+            }
+        })
+    }
+}
+
+/// How connections are secured, as far as the url says it.
+#[derive(Clone)]
+pub(super) struct UrlSecurity {
+    pub(super) mode: SslMode,
+    /// Whether the certificate is not to be checked, whatever is said beside.
+    pub(super) is_dangerous: bool,
+    /// TLS begins with the first byte.
+    pub(super) is_direct: bool,
+    #[cfg(feature = "tls-rustls")]
+    pub(super) tls: Tls,
+}
+
+impl UrlSecurity {
+    pub(super) fn new(mode: SslMode) -> Self {
+        Self {
+            mode,
+            is_dangerous: false,
+            is_direct: false,
+            #[cfg(feature = "tls-rustls")]
+            tls: Tls::default(),
+        }
+    }
+
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn take(options: &mut UrlOptions) -> Result<Self, String> {
+        let mut security = Self::new(SslMode::take(options)?);
+        let (mode, negotiation) = (&mut security.mode, options.take(&["sslnegotiation"])?);
+        security.is_direct = match negotiation.as_deref() {
+            None | Some("postgres") => false,
+            Some("direct") => true,
+            Some(_) => return Err("sslnegotiation must be postgres or direct".to_owned()),
+        };
+        if security.is_direct && matches!(mode, SslMode::Disable | SslMode::Prefer) {
+            let reason = "sslnegotiation=direct needs sslmode=require, verify-ca or verify-full";
+            return Err(reason.to_owned());
+        }
+        // libpq's own name for the authorities of the system, which are the default here.
+        if options.take_if("sslrootcert", "system") {
+            if !matches!(mode, SslMode::Unsaid | SslMode::VerifyFull) {
+                return Err("sslrootcert=system needs sslmode=verify-full".to_owned());
+            }
+            *mode = SslMode::VerifyFull;
+        }
+        security.is_dangerous = options.take_switch(&[DANGER])? == Some(true);
+        if security.is_dangerous && matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) {
+            return Err(format!("{DANGER} contradicts sslmode"));
+        }
+        security.tls = options.take_tls()?;
+        if security.mode == SslMode::Disable && (security.tls.is_set() || security.is_dangerous) {
+            let reason = "sslmode=disable contradicts what is said of certificates";
+            return Err(reason.to_owned());
+        }
+        match options.take(&["ssl_min_protocol_version"])?.as_deref() {
+            None | Some("TLSv1" | "TLSv1.1" | "TLSv1.2") => {}
+            Some(_) => {
+                return Err("ssl_min_protocol_version: TLS 1.2 and 1.3 are spoken".to_owned());
+            }
+        }
+        take_only(
+            options,
+            "sslsni",
+            &["1"],
+            "the server is always told the host's name",
+        )?;
+        take_only(
+            options,
+            "sslcompression",
+            &["0"],
+            "nothing is compressed here",
+        )?;
+        Ok(security)
+    }
+
+    #[cfg(not(feature = "tls-rustls"))]
+    pub(super) fn take(options: &mut UrlOptions) -> Result<Self, String> {
+        match SslMode::take(options)? {
+            SslMode::Unsaid | SslMode::Disable => Ok(Self::new(SslMode::Disable)),
+            SslMode::Prefer => Ok(Self::new(SslMode::Prefer)),
+            _ => Err("TLS needs the feature `tls-rustls`".to_owned()),
+        }
+    }
+}
+
+/// Takes an option that may have no other values than these.
+fn take_only(
+    options: &mut UrlOptions,
+    name: &str,
+    values: &[&str],
+    why: &str,
+) -> Result<(), String> {
+    match options.take(&[name])? {
+        Some(value) if !values.contains(&&*value) => {
+            Err(format!("{name} may only be {}: {why}", values.join(" or ")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where the server is and as whom to connect: what stands before the `?`, and libpq's options that say the same.
+pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, String> {
+    let of_url: Config = base.parse().map_err(|error: tokio_postgres::Error| {
+        // The error names the part of the url, and no value of it.
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        cause.unwrap_or_else(|| error.to_string())
+    })?;
+    let mut config = Config::new();
+    let user = options.take(&["user"])?;
+    if let Some(user) = user.as_deref().or(of_url.get_user()) {
+        config.user(user);
+    }
+    let password = options.take(&["password"])?;
+    let password = password.as_ref().map(String::as_bytes);
+    if let Some(password) = password.or(of_url.get_password()) {
+        config.password(password);
+    }
+    let database = options.take(&["dbname"])?;
+    if let Some(database) = database.as_deref().or(of_url.get_dbname()) {
+        config.dbname(database);
+    }
+    if let Some(hosts) = options.take(&["host"])? {
+        for host in hosts.split(',') {
+            config.host(host);
+        }
+    } else {
+        for host in of_url.get_hosts() {
+            match host {
+                Host::Tcp(name) => config.host(name),
+                #[cfg(unix)]
+                Host::Unix(folder) => config.host_path(folder),
+            };
+        }
+    }
+    if let Some(addresses) = options.take(&["hostaddr"])? {
+        for address in addresses.split(',') {
+            let address: Result<IpAddr, _> = address.parse();
+            config.hostaddr(address.map_err(|_| "hostaddr must be IP addresses".to_owned())?);
+        }
+    }
+    if let Some(ports) = options.take(&["port"])? {
+        for port in ports.split(',') {
+            let port = port.parse();
+            config.port(port.map_err(|_| "port must be a number".to_owned())?);
+        }
+    } else {
+        for port in of_url.get_ports() {
+            config.port(*port);
+        }
+    }
+    let names = [
+        options.take(&["application_name"])?,
+        options.take(&["fallback_application_name"])?,
+    ];
+    if let Some(name) = names.into_iter().flatten().next() {
+        config.application_name(name);
+    }
+    if let Some(sent) = options.take(&["options"])? {
+        config.options(sent);
+    }
+    if let Some(binding) = options.take(&["channel_binding"])? {
+        config.channel_binding(match &*binding {
+            "disable" => ChannelBinding::Disable,
+            "prefer" => ChannelBinding::Prefer,
+            "require" => ChannelBinding::Require,
+            _ => return Err("channel_binding must be disable, prefer or require".to_owned()),
+        });
+    }
+    if let Some(balance) = options.take(&["load_balance_hosts"])? {
+        config.load_balance_hosts(match &*balance {
+            "disable" => LoadBalanceHosts::Disable,
+            "random" => LoadBalanceHosts::Random,
+            _ => return Err("load_balance_hosts must be disable or random".to_owned()),
+        });
+    }
+    let is_utf8 = &["utf8", "UTF8", "utf-8", "UTF-8", "unicode", "auto"];
+    for name in ["client_encoding", "encoding"] {
+        take_only(options, name, is_utf8, "the store speaks UTF8")?;
+    }
+    take_only(options, "gssencmode", &["disable"], GSS)?;
+    Ok(config)
+}
+
+const GSS: &str = "Kerberos is not spoken";
+const ONE: &str =
+    "a registry has one connection, or as many as PostgresStoreBuilder::lanes says: leave it out";
+const CALLS: &str = "write response_timeout, for each call of the registry, or leave it out";
+const CONNECTING: &str = "write connect_timeout";
+const STATEMENTS: &str = "leave it out, or write pgbouncer=true if the url is that of a pooler in transaction mode: then \
+                          no statement is prepared";
+const DATA: &str = "it is of the data's schema, and the locks have their own: write lock_schema, or leave it out for \
+                    the schema lockstream";
+const SSL: &str = "write sslmode=verify-full, or another value of libpq's sslmode";
+const SECRETS: &str =
+    "write user and password in the url, or use PostgresStoreBuilder::credentials";
+const KEY: &str = "cert_file and key_file are in PEM, the key without a passphrase";
+const SESSION: &str = "the store makes its own settings of the session: leave it out";
+const PRIMARY: &str =
+    "a server that takes writes is looked for among several: write target_session_attrs=primary";
+const NEEDLESS: &str = "it means nothing for locks: leave it out";
+const REVOKED: &str = "revocation lists are not read";
+
+/// Options of libpq and of other libraries, and what to write in their place.
+pub(super) const INSTEAD: &[(&str, &str)] = &[
+    // libpq
+    ("passfile", SECRETS),
+    ("service", SECRETS),
+    ("servicefile", SECRETS),
+    (
+        "require_auth",
+        "write channel_binding=require, which only SCRAM can fulfil",
+    ),
+    ("sslpassword", KEY),
+    (
+        "sslcertmode",
+        "cert_file and key_file decide it: leave it out",
+    ),
+    ("sslcrl", REVOKED),
+    ("sslcrldir", REVOKED),
+    (
+        "ssl_max_protocol_version",
+        "TLS 1.2 and 1.3 are spoken: leave it out",
+    ),
+    ("requiressl", "write sslmode=require"),
+    (
+        "requirepeer",
+        "the owner of a socket is not checked: leave it out",
+    ),
+    ("krbsrvname", GSS),
+    ("gsslib", GSS),
+    ("gssdelegation", GSS),
+    ("replication", "leave it out"),
+    // Prisma
+    ("schema", DATA),
+    ("connection_limit", ONE),
+    ("pool_timeout", ONE),
+    ("socket_timeout", CALLS),
+    (
+        "sslaccept",
+        "leave it out for strict, and write danger_accept_invalid_certificates=true for accept_invalid_certs",
+    ),
+    ("sslidentity", "write cert_file and key_file, in PEM"),
+    ("statement_cache_size", STATEMENTS),
+    ("max_idle_connection_lifetime", NEEDLESS),
+    // sqlx, pgx, asyncpg, psycopg
+    ("statement-cache-capacity", STATEMENTS),
+    ("statement_cache_capacity", STATEMENTS),
+    ("description_cache_capacity", STATEMENTS),
+    ("default_query_exec_mode", STATEMENTS),
+    ("prepared_statement_cache_size", STATEMENTS),
+    ("prepare_threshold", STATEMENTS),
+    ("binary_parameters", STATEMENTS),
+    ("pool_max_conns", ONE),
+    ("pool_min_conns", ONE),
+    ("pool_max_conn_lifetime", NEEDLESS),
+    ("pool_max_conn_idle_time", NEEDLESS),
+    ("search_path", DATA),
+    ("statement_timeout", CALLS),
+    ("query_timeout", CALLS),
+    ("lock_timeout", CALLS),
+    ("idle_in_transaction_session_timeout", SESSION),
+    ("command_timeout", CALLS),
+    ("server_settings", SESSION),
+    ("timezone", SESSION),
+    ("TimeZone", SESSION),
+    ("datestyle", SESSION),
+    // Rails
+    ("adapter", NEEDLESS),
+    ("pool", ONE),
+    ("max_connections", ONE),
+    ("min_connections", ONE),
+    ("checkout_timeout", ONE),
+    ("prepared_statements", STATEMENTS),
+    ("statement_limit", STATEMENTS),
+    ("timeout", CONNECTING),
+    (
+        "reconnect",
+        "a broken connection is always made again: leave it out",
+    ),
+    ("reaping_frequency", NEEDLESS),
+    ("idle_timeout", NEEDLESS),
+    ("min_messages", SESSION),
+    ("variables", SESSION),
+    ("schema_search_path", DATA),
+    ("advisory_locks", NEEDLESS),
+    // Django
+    ("conn_max_age", NEEDLESS),
+    ("conn_health_checks", NEEDLESS),
+    ("ssl_require", SSL),
+    ("disable_server_side_cursors", NEEDLESS),
+    // node-postgres
+    ("ssl", SSL),
+    (
+        "uselibpqcompat",
+        "sslmode means what libpq says: leave it out",
+    ),
+    ("max", ONE),
+    ("min", ONE),
+    // JDBC
+    ("sslfactory", SSL),
+    ("sslhostnameverifier", SSL),
+    ("sslResponseTimeout", CONNECTING),
+    ("currentSchema", DATA),
+    ("ApplicationName", "write application_name"),
+    ("prepareThreshold", STATEMENTS),
+    ("preparedStatementCacheQueries", STATEMENTS),
+    ("preparedStatementCacheSizeMiB", STATEMENTS),
+    ("preferQueryMode", STATEMENTS),
+    ("loginTimeout", CONNECTING),
+    ("connectTimeout", CONNECTING),
+    ("socketTimeout", CALLS),
+    ("cancelSignalTimeout", NEEDLESS),
+    ("tcpKeepAlive", "write keepalives"),
+    ("targetServerType", PRIMARY),
+    ("loadBalanceHosts", "write load_balance_hosts=random"),
+    ("hostRecheckSeconds", NEEDLESS),
+    ("readOnly", "a lock is written: leave it out"),
+    ("autosave", NEEDLESS),
+    ("stringtype", NEEDLESS),
+    ("binaryTransfer", NEEDLESS),
+    ("defaultRowFetchSize", NEEDLESS),
+    ("reWriteBatchedInserts", NEEDLESS),
+    ("channelBinding", "write channel_binding"),
+    ("gssEncMode", "write gssencmode=disable, or leave it out"),
+];
