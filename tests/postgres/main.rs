@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `fences.rs` | does a transaction commit only while its lease holds, and does nobody get the lock before its end? |
+//! | `by_hand.rs` | does what docs/postgres.md tells a person to type do what it says? |
 //! | `cleaners.rs` | what if somebody empties or drops our tables? |
 //! | `strangers.rs` | what may another role of the database hear, pretend and make? |
 //! | `surroundings.rs` | what do the settings of a role and a database change? |
@@ -26,6 +27,7 @@ mod hearing;
 #[path = "../support/mod.rs"]
 mod support;
 
+mod by_hand;
 mod cleaners;
 mod connecting;
 mod cost;

@@ -182,3 +182,19 @@ async fn whose_schema_is_trusted() {
         server.run("DROP DATABASE shop WITH (FORCE)");
     }
 }
+
+/// Whoever may write to the tables could write to the terminal of whoever lists the locks.
+#[tokio::test]
+async fn a_scan_lists_no_name_that_cannot_be_a_key() {
+    let server = PgServer::start();
+    let locks = crate::registry(&server.url()).await;
+    let lease = locks.obtain("k").lease().await.unwrap();
+    server.run(
+        "INSERT INTO lockstream.lock (key, owner, epoch, expires_at) \
+         SELECT 'lock:' || name, 'x~1:1', 1, lockstream.now_1() + 60000000 \
+         FROM unnest(ARRAY[E'\\x1b[31mred', E'a\\nb', '~x', 'a:~fence', '', repeat('k', 600)]) name",
+    );
+    let scanned: Vec<_> = locks.scan("").map(|lock| lock.unwrap().key).collect().await;
+    assert_eq!(scanned.iter().map(|key| &**key).collect::<Vec<_>>(), ["k"]);
+    lease.release().await.unwrap();
+}

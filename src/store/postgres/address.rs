@@ -85,12 +85,16 @@ impl Endpoint {
             TargetSessionAttrs::ReadOnly => return Err(Fault::url(options::STANDBY)),
             _ => None,
         };
-        let mut said = UrlSecurity::new(match config.get_ssl_mode() {
+        let said = UrlSecurity::new(match config.get_ssl_mode() {
             config::SslMode::Disable => SslMode::Disable,
             config::SslMode::Prefer => SslMode::Opportunistic,
             _ => SslMode::VerifyFull,
         });
-        said.is_direct = config.get_ssl_negotiation() == SslNegotiation::Direct;
+        #[cfg(feature = "tls-rustls")]
+        let said = UrlSecurity {
+            is_direct: config.get_ssl_negotiation() == SslNegotiation::Direct,
+            ..said
+        };
         let (within, probing) = (config.get_connect_timeout().copied(), Probing::of(&config));
         Ok(Self {
             wanted,

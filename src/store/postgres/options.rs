@@ -183,8 +183,10 @@ impl SslMode {
 pub(super) struct UrlSecurity {
     pub(super) mode: SslMode,
     /// Whether the certificate is not to be checked, whatever is said beside.
+    #[cfg(feature = "tls-rustls")]
     pub(super) is_dangerous: bool,
     /// TLS begins with the first byte.
+    #[cfg(feature = "tls-rustls")]
     pub(super) is_direct: bool,
     #[cfg(feature = "tls-rustls")]
     pub(super) tls: Tls,
@@ -194,7 +196,9 @@ impl UrlSecurity {
     pub(super) fn new(mode: SslMode) -> Self {
         Self {
             mode,
+            #[cfg(feature = "tls-rustls")]
             is_dangerous: false,
+            #[cfg(feature = "tls-rustls")]
             is_direct: false,
             #[cfg(feature = "tls-rustls")]
             tls: Tls::default(),

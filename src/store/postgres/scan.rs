@@ -10,7 +10,7 @@ use super::backend::PostgresBackend;
 use super::call::Argument;
 use super::connection::{Connection, Patience};
 use super::fault::Fault;
-use crate::StoreError;
+use crate::{StoreError, key};
 
 /// How many rows one call looks at.
 const PAGE: i32 = 500;
@@ -74,7 +74,11 @@ impl Pass {
                 .and_then(|name: String| Ok((name, row.try_get(1)?)));
             let (name, in_use): (String, bool) =
                 read.map_err(|error| Fault::broken(&endpoint.address, &error))?;
-            if in_use && let Some(key) = name.strip_prefix(&self.prefix) {
+            // Rows of others may have any name.
+            if in_use
+                && let Some(key) = name.strip_prefix(&self.prefix)
+                && key::fault(&self.backend.names.prefix, key).is_none()
+            {
                 keys.push(Arc::from(key));
             }
             self.after = Some(name);

@@ -271,6 +271,38 @@ mod tests {
         assert_eq!(hash_of(&PKCS_ED25519).0, None);
     }
 
+    /// As PostgreSQL 17 takes it: no request for TLS, and the name of its protocol.
+    #[tokio::test]
+    async fn direct_tls_begins_with_the_first_byte() {
+        use crate::store::postgres::address::Endpoint;
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = made.signing_key.serialize_der().try_into().unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.into()], key)
+            .unwrap();
+        config.alpn_protocols = vec![b"postgresql".to_vec()];
+        let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let url = format!(
+            "postgres://h?hostaddr=127.0.0.1&port={port}&sslmode=require&sslnegotiation=direct"
+        );
+        let connecting = tokio::spawn(async move {
+            let (mut endpoint, _) = Endpoint::parse(&url).unwrap();
+            endpoint.secure(&Tls::default()).unwrap();
+            endpoint.connect().await.map(drop)
+        });
+        let (socket, _) = listener.accept().await.unwrap();
+        let stream = acceptor.accept(socket).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"postgresql"[..]));
+        assert_eq!(stream.get_ref().1.server_name(), Some("h"));
+        connecting.abort();
+    }
+
     proptest! {
         #[test]
         fn nothing_like_a_certificate_panics(

@@ -39,6 +39,7 @@ pub(super) enum Destination {
 }
 
 impl Site {
+    #[cfg(feature = "tls-rustls")]
     pub(super) fn is_socket(&self) -> bool {
         self.address.is_none() && !matches!(self.host, Some(Host::Tcp(_)))
     }
@@ -103,6 +104,7 @@ impl Destination {
         }
     }
 
+    #[cfg(feature = "tls-rustls")]
     pub(super) fn is_socket(&self) -> bool {
         !matches!(self, Self::Tcp(_))
     }

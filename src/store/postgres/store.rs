@@ -86,16 +86,17 @@ impl PostgresStore {
     /// Connects once, to check that there is a server, that it accepts the user and password, and that the schema is
     /// there or can be made.
     ///
-    /// Urls are `postgres://[user[:password]@]host[:port][,host[:port]][/database][?parameters]`. With several hosts the
-    /// first that takes writes is used. With the feature `tls-rustls` a connection over TCP is encrypted and the server's
-    /// certificate is checked, unless the url says `sslmode=disable`; `sslrootcert`, `sslcert` and `sslkey` name files.
-    /// `schema_owner` is that of [`schema_owner`](PostgresStoreBuilder::schema_owner).
+    /// Urls are `postgres://[user[:password]@]host[:port][,host[:port]][/database][?options]`. Of several hosts, and of
+    /// all addresses of a name, the first that takes writes is used. With the feature `tls-rustls` a connection over TCP
+    /// is encrypted and the server's certificate is checked, unless `sslmode` says something else, in the words of libpq.
+    /// `docs/urls.md` lists the options; what is not there is refused.
     ///
     /// # Errors
     ///
-    /// The future yields an error if the url is invalid, if no host answers within 5 seconds each, if it refuses the
-    /// user or password, or if the schema is missing and cannot be made, lacks a table, or belongs to a role that is
-    /// not [trusted](PostgresStoreBuilder::schema_owner). Errors never show the password.
+    /// The future yields an error if the url is invalid, if no host answers within the
+    /// [time for connecting](PostgresStoreBuilder::connect_timeout), if it refuses the user or password, or if the schema
+    /// is missing and cannot be made, lacks a table, or belongs to a role that is not
+    /// [trusted](PostgresStoreBuilder::schema_owner). Errors never show the password.
     pub fn connect(url: impl AsRef<str>) -> ConnectPostgres {
         Self::builder(url).connect()
     }
@@ -128,8 +129,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If no host can be reached within 5 seconds each, the server refuses, or the schema belongs to a role that is not
-    /// [trusted](PostgresStoreBuilder::schema_owner).
+    /// If no host can be reached within the [time for connecting](PostgresStoreBuilder::connect_timeout), the server
+    /// refuses, or the schema belongs to a role that is not [trusted](PostgresStoreBuilder::schema_owner).
     pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
         let settings = self.settings.clone();
         Operation::new(async move {
@@ -263,7 +264,7 @@ impl PostgresStoreBuilder {
     }
 
     /// The schema of the tables and functions: `lockstream` by default. Registries of different schemas do not exclude
-    /// each other.
+    /// each other. In a url it is `lock_schema=name`.
     pub fn schema(self, schema: impl Into<String>) -> Self {
         let schema = schema.into();
         let fault = schema::fault(&schema);
