@@ -1,7 +1,7 @@
 //! How a connection is opened: TLS as libpq means it, time-outs, and every address of a name.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ impl Fake {
 /// The address of this machine in its network: no packet is sent.
 #[cfg(feature = "tls-rustls")]
 fn of_this_machine() -> Ipv4Addr {
-    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     let connected = socket.connect("198.51.100.1:9");
     connected.expect("this test needs an address that is not of the loopback");
     match socket.local_addr().unwrap() {

@@ -135,13 +135,13 @@ async fn the_url_of_a_pooler_alone_works_and_leaves_nothing() {
         let pooler = PgBouncer::in_mode(&server, connections, "postgres", mode);
         let client = crate::client(&pooler.url()).await;
         // A pool that is busy gives each transaction another process.
-        let others = (1..connections.min(4)).map(|_| async {
+        let mut others = Vec::new();
+        for _ in 1..connections.min(4) {
             let client = crate::client(&pooler.url()).await;
-            tokio::spawn(async move {
+            others.push(tokio::spawn(async move {
                 while client.simple_query("SELECT pg_sleep(0.001)").await.is_ok() {}
-            })
-        });
-        let others = futures::future::join_all(others).await;
+            }));
+        }
         let mut before = Vec::new();
         for _ in 0..3 {
             let lazily = PostgresStore::connect_lazy(pooler.url()).unwrap();
