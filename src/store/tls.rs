@@ -63,15 +63,15 @@ impl Tls {
         self.verify == Verify::Nothing
     }
 
+    /// With this much checked.
+    pub(in crate::store) fn verifying(self, verify: Verify) -> Self {
+        Self { verify, ..self }
+    }
+
     /// How much is checked.
     #[cfg(all(test, feature = "postgres"))]
     pub(in crate::store) fn verify(&self) -> Verify {
         self.verify
-    }
-
-    /// With this much checked.
-    pub(in crate::store) fn verifying(self, verify: Verify) -> Self {
-        Self { verify, ..self }
     }
 
     /// For servers whose certificate has this name, whatever the host in the url.

@@ -12,6 +12,8 @@ use super::socket::Site;
 use crate::store::credentials::Newest;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, Verify};
+#[cfg(feature = "tls-rustls")]
+use crate::store::url::DANGER;
 use crate::store::url::{CONNECT_TIMEOUT, UrlOptions};
 
 /// Where a server is, and as whom to connect.
@@ -88,7 +90,7 @@ impl Endpoint {
         let said = UrlSecurity::new(match config.get_ssl_mode() {
             config::SslMode::Disable => SslMode::Disable,
             config::SslMode::Prefer => SslMode::Opportunistic,
-            _ => SslMode::VerifyFull,
+            _ => SslMode::Unsaid,
         });
         #[cfg(feature = "tls-rustls")]
         let said = UrlSecurity {
@@ -123,19 +125,16 @@ impl Endpoint {
         })
     }
 
-    /// Decides how connections are secured, with the certificates of the builder, or else those of the url. Returns
-    /// whether whoever answers is trusted.
+    /// What the url says of certificates.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secure(&mut self, of_builder: &Tls) -> Result<bool, Fault> {
+    pub(super) fn tls(&self) -> &Tls {
+        &self.said.tls
+    }
+
+    /// Decides how connections are secured, with these certificates. Returns whether whoever answers is trusted.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn secure(&mut self, tls: Tls) -> Result<bool, Fault> {
         use Verify::{Chain, Full, Nothing};
-        let tls = match (of_builder.is_set(), self.said.tls.is_set()) {
-            (true, true) => {
-                let reason = "they are given in the url and in the builder";
-                return Err(Fault::certificates(reason));
-            }
-            (true, false) => of_builder.clone(),
-            _ => self.said.tls.clone(),
-        };
         let has_certificates = tls.is_set();
         let has_tcp = self.sites.iter().any(|site| !site.is_socket());
         if has_certificates && self.said.mode == SslMode::Disable {
@@ -165,7 +164,10 @@ impl Endpoint {
             }
             SslMode::Unsaid | SslMode::Disable | SslMode::VerifyFull => (true, Full),
         };
-        let verify = match self.said.is_dangerous {
+        let verify = match tls.accepts_anybody() {
+            true if matches!(self.said.mode, SslMode::VerifyCa | SslMode::VerifyFull) => {
+                return Err(Fault::url(format!("{DANGER} contradicts sslmode")));
+            }
             true => Nothing,
             false => verify,
         };

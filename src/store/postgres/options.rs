@@ -7,9 +7,9 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, Host, LoadBalanceHosts};
 
 use crate::store::contract::RegistryOptions;
-use crate::store::url::UrlOptions;
 #[cfg(feature = "tls-rustls")]
-use crate::store::{tls::Tls, url::DANGER};
+use crate::store::tls::Tls;
+use crate::store::url::UrlOptions;
 
 /// What a url says beside where the server is.
 #[derive(Clone, Debug, Default)]
@@ -182,9 +182,6 @@ impl SslMode {
 #[derive(Clone)]
 pub(super) struct UrlSecurity {
     pub(super) mode: SslMode,
-    /// Whether the certificate is not to be checked, whatever is said beside.
-    #[cfg(feature = "tls-rustls")]
-    pub(super) is_dangerous: bool,
     /// TLS begins with the first byte.
     #[cfg(feature = "tls-rustls")]
     pub(super) is_direct: bool,
@@ -196,8 +193,6 @@ impl UrlSecurity {
     pub(super) fn new(mode: SslMode) -> Self {
         Self {
             mode,
-            #[cfg(feature = "tls-rustls")]
-            is_dangerous: false,
             #[cfg(feature = "tls-rustls")]
             is_direct: false,
             #[cfg(feature = "tls-rustls")]
@@ -225,12 +220,8 @@ impl UrlSecurity {
             }
             *mode = SslMode::VerifyFull;
         }
-        security.is_dangerous = options.take_switch(&[DANGER])? == Some(true);
-        if security.is_dangerous && matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) {
-            return Err(format!("{DANGER} contradicts sslmode"));
-        }
         security.tls = options.take_tls()?;
-        if security.mode == SslMode::Disable && (security.tls.is_set() || security.is_dangerous) {
+        if security.mode == SslMode::Disable && security.tls.is_set() {
             let reason = "sslmode=disable contradicts what is said of certificates";
             return Err(reason.to_owned());
         }

@@ -19,7 +19,7 @@ use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::credentials::{Credentials, Newest};
 use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
-use crate::store::tls::Tls;
+use crate::store::tls::{Tls, Verify};
 use crate::store::{LockStore, sealed};
 use crate::user_code::log;
 
@@ -207,13 +207,18 @@ pub struct PostgresStoreBuilder {
     settings: Result<Settings, Fault>,
     connect_within: Option<Duration>,
     credentials: Option<Newest>,
-    /// Those of the builder. The url's own count where there are none.
+    /// What the url says, and what was added.
     #[cfg(feature = "tls-rustls")]
     tls: Result<Tls, String>,
 }
 
 impl PostgresStoreBuilder {
     fn new(endpoint: Result<(Endpoint, UrlSettings), Fault>) -> Self {
+        #[cfg(feature = "tls-rustls")]
+        let tls = match &endpoint {
+            Ok((endpoint, _)) => endpoint.tls().clone(),
+            Err(_) => Tls::default(),
+        };
         let (settings, url) = match endpoint {
             Ok((endpoint, url)) => {
                 let settings = Settings {
@@ -237,7 +242,7 @@ impl PostgresStoreBuilder {
             connect_within: None,
             credentials: None,
             #[cfg(feature = "tls-rustls")]
-            tls: Ok(Tls::default()),
+            tls: Ok(tls),
         };
         if let Some(schema) = url.schema {
             builder = builder.schema(schema);
@@ -406,6 +411,29 @@ impl PostgresStoreBuilder {
         self
     }
 
+    /// For servers whose certificate has this name, whatever the host in the url: behind a tunnel, or named by an
+    /// address. In a url it is `server_name=`.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn server_name(mut self, name: impl AsRef<str>) -> Self {
+        self.tls = self.tls.and_then(|tls| tls.naming(name.as_ref()));
+        self
+    }
+
+    /// **Trusts whoever answers**, if `accepts`: the connection is encrypted, and anybody between may read and change it,
+    /// and learns the password. The store logs a warning. For a server with a certificate of its own there is
+    /// [`root_certificate`](Self::root_certificate). In a url it is `danger_accept_invalid_certificates=true`.
+    #[cfg(feature = "tls-rustls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
+    pub fn danger_accept_invalid_certificates(mut self, accepts: bool) -> Self {
+        let verify = match accepts {
+            true => Verify::Nothing,
+            false => Verify::Full,
+        };
+        self.tls = self.tls.map(|tls| tls.verifying(verify));
+        self
+    }
+
     /// Connects once, as [`PostgresStore::connect`] does, and stores the quiet time if one was set.
     ///
     /// # Errors
@@ -433,13 +461,18 @@ impl PostgresStoreBuilder {
         #[cfg(feature = "tls-rustls")]
         let tls = self.tls.map_err(Fault::certificates)?;
         let endpoints = [Some(&mut settings.endpoint), settings.pooled.as_mut()];
-        for endpoint in endpoints.into_iter().flatten() {
+        for (index, endpoint) in endpoints.into_iter().flatten().enumerate() {
             endpoint.credentials.clone_from(&self.credentials);
             if let Some(within) = self.connect_within {
                 endpoint.connect_within = within;
             }
             #[cfg(feature = "tls-rustls")]
-            let trusts_anybody = endpoint.secure(&tls)?;
+            let trusts_anybody = {
+                // The url of the pooler may have others.
+                let own = Some(endpoint.tls()).filter(|own| index > 0 && own.is_set());
+                let tls = own.unwrap_or(&tls).clone();
+                endpoint.secure(tls)?
+            };
             #[cfg(not(feature = "tls-rustls"))]
             let trusts_anybody = endpoint.secure()?;
             if trusts_anybody {

@@ -13,7 +13,7 @@ use crate::store::tls::{Tls, Verify};
 fn read(url: &str) -> Result<String, String> {
     let parsed = Endpoint::parse(url).map_err(|fault| fault.to_string());
     let (mut endpoint, said) = parsed?;
-    let warns = endpoint.secure(&Tls::default());
+    let warns = endpoint.secure(endpoint.tls().clone());
     let warns = warns.map_err(|fault| fault.to_string())?;
     let mut told = vec![endpoint.address.to_string()];
     let login = &endpoint.login;
@@ -551,13 +551,47 @@ fn the_url_of_a_pooler_says_nothing_of_the_store() {
     );
 }
 
+/// Both say something: the builder adds to the url.
+#[test]
+fn certificates_of_url_and_builder_are_one() {
+    let pem = |name: &str| {
+        rcgen::generate_simple_self_signed([name.to_owned()])
+            .unwrap()
+            .cert
+            .pem()
+    };
+    let root = pem("ca");
+    let builder = |url: &str| PostgresStore::builder(url).root_certificate(&root);
+    builder("postgres://h?server_name=db.internal")
+        .connect_lazy()
+        .unwrap();
+    builder("postgres://h?sslmode=verify-ca")
+        .server_name("db.internal")
+        .connect_lazy()
+        .unwrap();
+    let dangerous = |url: &str| {
+        builder(url)
+            .danger_accept_invalid_certificates(true)
+            .connect_lazy()
+    };
+    dangerous("postgres://h").unwrap();
+    for url in [
+        "postgres://h?sslmode=verify-full",
+        "postgres://h?sslmode=disable",
+    ] {
+        dangerous(url).unwrap_err();
+    }
+}
+
 /// What the builder says of TLS, beside what the url or a `Config` says.
 #[test]
 fn certificates_of_the_builder_need_tls() {
     let made = rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap();
     let root = Tls::default().trusting(made.cert.pem().as_bytes()).unwrap();
     let secured = |mut endpoint: Endpoint| {
-        endpoint.secure(&root).map_err(|fault| fault.to_string())?;
+        endpoint
+            .secure(root.clone())
+            .map_err(|fault| fault.to_string())?;
         let Security::Tls {
             is_required, tls, ..
         } = endpoint.security
@@ -589,7 +623,7 @@ fn certificates_of_the_builder_need_tls() {
     let endpoint = || Endpoint::new(config.clone()).unwrap_or_else(|fault| panic!("{fault}"));
     assert_eq!(secured(endpoint()), Ok(Some((true, Verify::Full))));
     let mut plain = endpoint();
-    assert!(plain.secure(&Tls::default()).is_ok());
+    assert!(plain.secure(Tls::default()).is_ok());
     assert!(matches!(
         plain.security,
         Security::Tls {
