@@ -131,10 +131,17 @@ impl Endpoint {
         &self.said.tls
     }
 
-    /// Decides how connections are secured, with these certificates. Returns whether whoever answers is trusted.
+    /// Takes certificates in place of those of the url.
     #[cfg(feature = "tls-rustls")]
-    pub(super) fn secure(&mut self, tls: Tls) -> Result<bool, Fault> {
+    pub(super) fn set_tls(&mut self, tls: Tls) {
+        self.said.tls = tls;
+    }
+
+    /// Decides how connections are secured. Returns whether whoever answers is trusted.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn secure(&mut self) -> Result<bool, Fault> {
         use Verify::{Chain, Full, Nothing};
+        let tls = self.said.tls.clone();
         let has_certificates = tls.is_set();
         let has_tcp = self.sites.iter().any(|site| !site.is_socket());
         if has_certificates && self.said.mode == SslMode::Disable {

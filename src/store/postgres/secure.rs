@@ -293,7 +293,7 @@ mod tests {
         );
         let connecting = tokio::spawn(async move {
             let (mut endpoint, _) = Endpoint::parse(&url).unwrap();
-            endpoint.secure(Tls::default()).unwrap();
+            endpoint.secure().unwrap();
             endpoint.connect().await.map(drop)
         });
         let (socket, _) = listener.accept().await.unwrap();

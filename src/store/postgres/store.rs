@@ -460,22 +460,22 @@ impl PostgresStoreBuilder {
         let mut settings = self.settings?;
         #[cfg(feature = "tls-rustls")]
         let tls = self.tls.map_err(Fault::certificates)?;
+        // The url of the pooler may have certificates of its own.
+        #[cfg(feature = "tls-rustls")]
+        if let Some(pooled) = &mut settings.pooled
+            && !pooled.tls().is_set()
+        {
+            pooled.set_tls(tls.clone());
+        }
+        #[cfg(feature = "tls-rustls")]
+        settings.endpoint.set_tls(tls);
         let endpoints = [Some(&mut settings.endpoint), settings.pooled.as_mut()];
-        for (index, endpoint) in endpoints.into_iter().flatten().enumerate() {
+        for endpoint in endpoints.into_iter().flatten() {
             endpoint.credentials.clone_from(&self.credentials);
             if let Some(within) = self.connect_within {
                 endpoint.connect_within = within;
             }
-            #[cfg(feature = "tls-rustls")]
-            let trusts_anybody = {
-                // The url of the pooler may have others.
-                let own = Some(endpoint.tls()).filter(|own| index > 0 && own.is_set());
-                let tls = own.unwrap_or(&tls).clone();
-                endpoint.secure(tls)?
-            };
-            #[cfg(not(feature = "tls-rustls"))]
-            let trusts_anybody = endpoint.secure()?;
-            if trusts_anybody {
+            if endpoint.secure()? {
                 let address = &*endpoint.address;
                 log!(
                     warn,

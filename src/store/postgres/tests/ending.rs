@@ -14,9 +14,6 @@ const BOUND: Duration = Duration::from_secs(10);
 async fn an_end_is_told_in_the_words_of_the_server() {
     let server = PgServer::start();
     let (mut endpoint, _) = Endpoint::parse(&server.url()).unwrap();
-    #[cfg(feature = "tls-rustls")]
-    endpoint.secure(Default::default()).unwrap();
-    #[cfg(not(feature = "tls-rustls"))]
     endpoint.secure().unwrap();
     let mut connection = endpoint.connect().await.unwrap();
     let names = Names::new("lock".into(), "a1".into(), "lockstream", BOUND);

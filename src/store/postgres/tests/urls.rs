@@ -13,7 +13,7 @@ use crate::store::tls::{Tls, Verify};
 fn read(url: &str) -> Result<String, String> {
     let parsed = Endpoint::parse(url).map_err(|fault| fault.to_string());
     let (mut endpoint, said) = parsed?;
-    let warns = endpoint.secure(endpoint.tls().clone());
+    let warns = endpoint.secure();
     let warns = warns.map_err(|fault| fault.to_string())?;
     let mut told = vec![endpoint.address.to_string()];
     let login = &endpoint.login;
@@ -589,9 +589,8 @@ fn certificates_of_the_builder_need_tls() {
     let made = rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap();
     let root = Tls::default().trusting(made.cert.pem().as_bytes()).unwrap();
     let secured = |mut endpoint: Endpoint| {
-        endpoint
-            .secure(root.clone())
-            .map_err(|fault| fault.to_string())?;
+        endpoint.set_tls(root.clone());
+        endpoint.secure().map_err(|fault| fault.to_string())?;
         let Security::Tls {
             is_required, tls, ..
         } = endpoint.security
@@ -623,7 +622,7 @@ fn certificates_of_the_builder_need_tls() {
     let endpoint = || Endpoint::new(config.clone()).unwrap_or_else(|fault| panic!("{fault}"));
     assert_eq!(secured(endpoint()), Ok(Some((true, Verify::Full))));
     let mut plain = endpoint();
-    assert!(plain.secure(Tls::default()).is_ok());
+    assert!(plain.secure().is_ok());
     assert!(matches!(
         plain.security,
         Security::Tls {
