@@ -78,5 +78,7 @@ pub mod postgres {}
 #[doc = include_str!("../docs/protocol.md")]
 pub mod protocol {}
 
+/// [postgres.md#tls]: crate::docs::postgres#tls
+///
 #[doc = include_str!("../docs/urls.md")]
 pub mod urls {}

@@ -79,7 +79,10 @@ impl Backend for PostgresBackend {
     }
 
     fn connect_timeout(&self) -> Duration {
-        self.within
+        // Each lane is connected by itself, and each host has its time.
+        let endpoint = &self.settings.endpoint;
+        let attempts = endpoint.sites.len() * self.settings.lanes;
+        endpoint.connect_within * u32::try_from(attempts).unwrap_or(u32::MAX)
     }
 
     fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>> {

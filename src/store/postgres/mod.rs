@@ -10,6 +10,7 @@
 //! | `link`, `hello` | a registry's connections, as the driver sees them, and how they are set up |
 //! | `connection` | one connection |
 //! | `call`, `notice` | what requests, answers and grants look like on the wire |
+//! | `check` | what a server is, and what our role may do there |
 //! | `scan` | which keys have a lock |
 //! | `sweep` | how unused rows are deleted |
 //! | `fault` | what can go wrong |
