@@ -88,6 +88,12 @@ impl Acquiring {
         if let Stage::Unpolled = self.stage {
             // Before anything is shared: what is refused alone is refused inside, too (H2).
             let (engine, mode) = self.options.checked()?;
+            if let Some(detached) = &self.adopts
+                && engine.holds(self.options.key(), detached.owner())
+            {
+                let key = self.options.key().clone();
+                return Poll::Ready(Err(LockError::NotDetached { key }));
+            }
             if self.options.is_group() {
                 let group = GroupAcquiring::new(self.options.clone());
                 self.stage = Stage::Group(Box::new(group));

@@ -53,6 +53,14 @@ pub enum LockError {
         /// The fencing token of the lease that is gone.
         token: Token,
     },
+    /// The lease that was to be [adopted](crate::LockRegistry::adopt) is held, by the registry that was to adopt it: it
+    /// was not detached.
+    #[error("lease on {key:?} not adopted: this registry holds it")]
+    #[non_exhaustive]
+    NotDetached {
+        /// The name of what is locked.
+        key: Arc<str>,
+    },
     /// `max_waiters` callers wait for this key in this registry already.
     #[error("queue for lock {key:?} full: limit of {limit} waiters reached")]
     #[non_exhaustive]
@@ -155,6 +163,7 @@ impl LockError {
             Self::NotAcquired { key, .. }
             | Self::Lost { key, .. }
             | Self::QueueFull { key, .. }
+            | Self::NotDetached { key }
             | Self::HandleInUse { key }
             | Self::NoRegistry { key }
             | Self::Closed { key }
@@ -196,6 +205,7 @@ impl LockError {
             Self::NotAcquired { .. } | Self::QueueFull { .. } | Self::TooSlow { .. } => true,
             Self::Store { source, .. } => source.is_retryable(),
             Self::Lost { .. }
+            | Self::NotDetached { .. }
             | Self::HandleInUse { .. }
             | Self::NoRegistry { .. }
             | Self::Closed { .. }

@@ -1,10 +1,12 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::try_join_all;
 
 use crate::operation::Operation;
 use crate::options::LockOptions;
-use crate::store::contract::KeyStatus;
+use crate::settings::is_name;
+use crate::store::contract::{KEPT, KeyStatus};
 use crate::{LockError, Mode};
 
 /// Future of [`Lock::inspect`](crate::Lock::inspect).
@@ -17,20 +19,15 @@ pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockErro
         return Err(LockError::Closed { key });
     };
     let keys = options.keys().iter();
-    let seen = keys.map(async |key| {
+    let seen = keys.clone().map(async |key| {
         let seen = session.inspect(key.clone()).await;
         seen.map_err(|source| {
             let key = key.clone();
             LockError::Store { key, source }
         })
     });
-    let mut all = KeyStatus::default();
-    for seen in try_join_all(seen).await? {
-        all.holders.extend(seen.holders);
-        all.tickets += seen.tickets;
-        all.queue.extend(seen.queue);
-    }
-    Ok(all.into())
+    let seen = try_join_all(seen).await?;
+    Ok(Inspection::of(keys.cloned().zip(seen)))
 }
 
 /// What a lock looked like in the store; see [`Lock::inspect`](crate::Lock::inspect). Of several keys, all that was seen of
@@ -40,12 +37,18 @@ pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockErro
 pub struct Inspection {
     /// The first of the [`holders`](Self::holders): the only one, unless they share the lock. `None` if it is free.
     pub owner: Option<String>,
-    /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl.
+    /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl. Of a shared lock, as
+    /// long as the last of the [`holders`](Self::holders) that are shown.
     pub remaining: Option<Duration>,
-    /// Who holds it: of a shared lock the first 200, where a permit counts by its weight.
+    /// Who holds it: of a shared lock the first hundred, in the order of their ends. Those whose time is over are left
+    /// out.
     pub holders: Vec<InspectedHolder>,
+    /// How much of the lock is taken, also by those who are not shown: by a permit its weight, and by an exclusive holder
+    /// or a reader 1. Of several keys, the sum. So `limit - taken` of a lock of permits is free.
+    pub taken: u64,
     /// How many tickets are in the queue: one for each registry that waits for an exclusive lease, and one for each caller
-    /// that waits for a shared one.
+    /// that waits for a shared one. Of a registry that was killed, or lost its connection, they do not count: the store
+    /// passes them over. That is looked up for the first thousand tickets.
     pub waiting: u64,
     /// The first hundred of them.
     pub queue: Vec<InspectedTicket>,
@@ -55,6 +58,8 @@ pub struct Inspection {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InspectedHolder {
+    /// Which key it holds: of [several keys](crate::LockRegistry::obtain_all), one of them.
+    pub key: Arc<str>,
     /// Its owner: `<instance>:<sequence>`, where the instance of a registry with a
     /// [name](crate::LockRegistryBuilder::name) is `<name>~<random bits>`; or whatever a foreign lock put there.
     /// A key that [`OnFinish::KeepFor`](crate::OnFinish::KeepFor) keeps after its lease has `<instance>+kept:<sequence>`.
@@ -69,23 +74,37 @@ pub struct InspectedHolder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InspectedTicket {
+    /// Which key it waits for.
+    pub key: Arc<str>,
     /// Its owner, as in [`InspectedHolder::owner`].
     pub owner: String,
     /// What it would exclude.
     pub mode: Mode,
 }
 
-impl From<KeyStatus> for Inspection {
-    fn from(key_status: KeyStatus) -> Self {
-        let holders = key_status.holders.into_iter();
-        let holders: Vec<_> = holders
-            .map(|holder| InspectedHolder {
+impl Inspection {
+    pub(crate) fn of(seen: impl Iterator<Item = (Arc<str>, KeyStatus)>) -> Self {
+        let (mut holders, mut queue, mut taken, mut waiting) = (Vec::new(), Vec::new(), 0, 0);
+        for (key, status) in seen {
+            taken += status.taken;
+            waiting += status.tickets;
+            holders.extend(status.holders.into_iter().map(|holder| InspectedHolder {
+                key: key.clone(),
                 owner: holder.name,
                 mode: holder.mode,
                 remaining: holder.left,
-            })
-            .collect();
-        let queue = key_status.queue.into_iter();
+            }));
+            queue.extend(
+                status
+                    .queue
+                    .into_iter()
+                    .map(|(owner, mode)| InspectedTicket {
+                        key: key.clone(),
+                        owner,
+                        mode,
+                    }),
+            );
+        }
         Self {
             owner: holders.first().map(|first| first.owner.clone()),
             remaining: holders
@@ -94,10 +113,85 @@ impl From<KeyStatus> for Inspection {
                 .max_by_key(|it| it.unwrap_or(Duration::MAX))
                 .flatten(),
             holders,
-            waiting: key_status.tickets,
-            queue: queue
-                .map(|(owner, mode)| InspectedTicket { owner, mode })
-                .collect(),
+            taken,
+            waiting,
+            queue,
+        }
+    }
+
+    /// Whether anybody held it. Of several keys, any of them.
+    ///
+    /// The answer may be outdated when it arrives: do not use it to decide whether to work.
+    pub fn is_held(&self) -> bool {
+        !self.holders.is_empty()
+    }
+}
+
+impl InspectedHolder {
+    /// The [name](crate::LockRegistryBuilder::name) of the registry that holds it, or held it until its key was
+    /// [kept](crate::OnFinish::KeepFor). `None` if it has no name, or is a foreign lock.
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, store::MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = LockRegistry::builder(MemoryStore::new()).name("web-1").build()?;
+    /// let lock = locks.obtain("till");
+    /// let lease = lock.lease().await?;
+    /// let seen = lock.inspect().await?;
+    /// assert_eq!(seen.holders[0].name(), Some("web-1"));
+    /// # Ok(lease.release().await?)
+    /// # }
+    /// ```
+    pub fn name(&self) -> Option<&str> {
+        name_of(&self.owner)
+    }
+}
+
+impl InspectedTicket {
+    /// The name of the registry that waits, as [`InspectedHolder::name`].
+    pub fn name(&self) -> Option<&str> {
+        name_of(&self.owner)
+    }
+}
+
+/// The name in `<name>~<random bits>:<sequence>`.
+fn name_of(owner: &str) -> Option<&str> {
+    let (instance, sequence) = owner.rsplit_once(':')?;
+    let (name, random) = instance.split_once('~')?;
+    let random = random.strip_suffix(KEPT).unwrap_or(random);
+    let is_ours = is_name(name)
+        && random.len() == 32
+        && random.bytes().all(|byte| byte.is_ascii_hexdigit())
+        && !sequence.is_empty()
+        && sequence.bytes().all(|byte| byte.is_ascii_digit());
+    is_ours.then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_tells_its_name() {
+        let random = "0123456789abcdef".repeat(2);
+        let named = |owner: &str| name_of(&owner.replace('R', &random)).map(str::to_owned);
+        assert_eq!(named("web-1~R:17").as_deref(), Some("web-1"));
+        assert_eq!(named("web_1.a~R+kept:17").as_deref(), Some("web_1.a"));
+        for other in [
+            "R:17",
+            "web~R",
+            "web~R:",
+            "web~R:x",
+            "web~ab:1",
+            "~R:1",
+            "w b~R:1",
+            "a~R+more:1",
+            "",
+            ":",
+            "somebody else's",
+            "~quiet",
+        ] {
+            assert_eq!(named(other), None, "{other}");
         }
     }
 }

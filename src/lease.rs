@@ -17,6 +17,7 @@ use crate::operation::Operation;
 use crate::options::{EXCLUSIVE_ONLY, LockOptions};
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
+use crate::verify_lease::{Verify, verify};
 use crate::{LockError, Mode, Token};
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
@@ -157,6 +158,16 @@ impl Lease {
         self.view.token_of(key)
     }
 
+    /// The owner of this lease in the store; see [`LeaseView::owner`].
+    pub fn owner(&self) -> Option<String> {
+        self.view.owner()
+    }
+
+    /// The owner of one of the keys; see [`LeaseView::owner_of`].
+    pub fn owner_of(&self, key: &str) -> Option<String> {
+        self.view.owner_of(key)
+    }
+
     /// The time until which nobody else can hold the key, on our own clock. Each renewal moves it later. It may move
     /// earlier after the machine was suspended, since suspended time counts.
     pub fn deadline(&self) -> Instant {
@@ -166,6 +177,41 @@ impl Lease {
     /// Whether the lease is held and its deadline has not passed. False after a shutdown of its registry.
     pub fn is_valid(&self) -> bool {
         self.view.is_valid()
+    }
+
+    /// Asks the store whether it still has this lease, and prolongs nothing. [`is_valid`](Self::is_valid) looks at our own
+    /// clock alone: it cannot know that somebody has deleted the key, or [released it by
+    /// force](crate::LockRegistry::force_release), until the next renewal.
+    ///
+    /// `Ok` says that the store had the lease when it answered. It proves nothing for later: fence what must not be
+    /// written by a stale holder.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if it is gone, or over: the lease is lost from then on, as if a renewal had found out.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: then it is not known.
+    /// [`LockError::Closed`] if the registry was shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, it has changed nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("till").lease().await?;
+    /// lease.verify().await?;
+    /// let owner = lease.owner().expect("it is held");
+    /// locks.force_release("till", &owner).await?;
+    /// assert!(lease.verify().await.is_err_and(|error| error.is_lost()));
+    /// assert!(!lease.is_valid());
+    /// # Ok(()) }
+    /// ```
+    pub fn verify(&self) -> Verify {
+        self.view.verify()
     }
 
     /// Resolves when the lease is lost; see [`LeaseView::lost`].
@@ -471,6 +517,34 @@ impl LeaseView {
         member.map(Self::see_token)
     }
 
+    /// The owner under which the store has this lease, `<instance>:<sequence>`: what
+    /// [`Lock::inspect`](crate::Lock::inspect) shows as [`InspectedHolder::owner`](crate::InspectedHolder::owner) while it
+    /// is held. Of several keys, that of the first. `None` once the lease is over, or its registry dropped.
+    pub fn owner(&self) -> Option<String> {
+        self.members().first().and_then(Self::own_owner)
+    }
+
+    /// The owner of one of the keys of [`obtain_all`](crate::LockRegistry::obtain_all). `None` for another key, too.
+    pub fn owner_of(&self, key: &str) -> Option<String> {
+        let mut members = self.members().iter();
+        let member = members.find(|member| **member.caller.key() == *key);
+        member.and_then(Self::own_owner)
+    }
+
+    fn own_owner(&self) -> Option<String> {
+        let engine = self.view_context.engine.upgrade()?;
+        let owned = engine.owner_of(&self.caller);
+        let (_, owner) = owned.filter(|_| self.own_loss().is_none())?;
+        Some(owner)
+    }
+
+    /// The registry, if it is still there.
+    pub(crate) fn engine(&self) -> Result<Arc<Engine>, LockError> {
+        let key = self.whole_key().clone();
+        let engine = self.view_context.engine.upgrade();
+        engine.ok_or(LockError::Closed { key })
+    }
+
     /// The time until which nobody else can hold the key, on our own clock. It may move earlier after the machine was
     /// suspended, since suspended time counts. Of several keys, the earliest.
     pub fn deadline(&self) -> Instant {
@@ -487,6 +561,26 @@ impl LeaseView {
         self.members()
             .iter()
             .all(|member| member.caller.is_held(now))
+    }
+
+    /// Asks the store whether it still has this lease, and prolongs nothing. [`is_valid`](Self::is_valid) looks at our own
+    /// clock alone: it cannot know that somebody has deleted the key, or [released it by
+    /// force](crate::LockRegistry::force_release), until the next renewal.
+    ///
+    /// `Ok` says that the store had the lease when it answered. It proves nothing for later: fence what must not be
+    /// written by a stale holder.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if it is gone, or over: the lease is lost from then on, as if a renewal had found out.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: then it is not known.
+    /// [`LockError::Closed`] if the registry was shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, it has changed nothing.
+    pub fn verify(&self) -> Verify {
+        Operation::new(verify(self.clone()))
     }
 
     /// Resolves to the error when the lease is lost ([`LockError::Lost`]) or its registry is shut down

@@ -105,6 +105,7 @@ mod events;
 mod extend;
 #[cfg(feature = "postgres")]
 mod fence;
+mod force;
 mod group;
 mod heartbeat;
 mod inspect;
@@ -137,6 +138,7 @@ mod turnstile;
 mod user_code;
 #[cfg(feature = "test-util")]
 pub mod verify;
+mod verify_lease;
 mod with_lock;
 
 pub use self::builder::LockRegistryBuilder;

@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::LockError;
 use crate::acquire::{AcquireLease, Acquiring, TryLease};
 use crate::engine::Engine;
+use crate::extend::extend;
 use crate::inspect::{Inspect, inspect};
 use crate::lease::LeaseView;
-use crate::manual::{Acquire, LeaseSlot, Release, acquire};
+use crate::manual::{Acquire, ExtendHeld, LeaseSlot, Release, acquire};
 use crate::operation::Operation;
 use crate::options::{LockOptions, Sharing};
 use crate::renewal::Renewal;
@@ -480,8 +481,9 @@ impl Lock {
         })
     }
 
-    /// A view of the lease that this handle's `acquire` brought, until it is released: with its token, its deadline and
-    /// its loss. `None` if there is none.
+    /// A view of the lease that this handle's `acquire` brought, until it is released: with its token, its deadline, its
+    /// owner in the store, [`lost`](LeaseView::lost) to be told of its loss, and [`verify`](LeaseView::verify). `None` if
+    /// there is none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
@@ -496,6 +498,44 @@ impl Lock {
     /// ```
     pub fn view(&self) -> Option<LeaseView> {
         self.slot.get()?.view()
+    }
+
+    /// Extends the lease that this handle's `acquire` brought to at least `ttl` from now (10 ms to 24 h); it never gets
+    /// shorter. Resolves to the new deadline, or to `None` if this handle holds nothing. See
+    /// [`Lease::extend`](crate::Lease::extend).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lease::extend`](crate::Lease::extend).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`Lease::extend`](crate::Lease::extend).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("import").ttl(Duration::from_secs(10));
+    /// assert!(lock.acquire().await?);
+    /// // More rows than expected.
+    /// let deadline = lock.extend(Duration::from_secs(60)).await?;
+    /// assert_eq!(deadline, lock.view().map(|view| view.deadline()));
+    /// lock.release().await?;
+    /// assert_eq!(lock.extend(Duration::from_secs(60)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
+    pub fn extend(&self, ttl: Duration) -> ExtendHeld {
+        let view = self.view();
+        Operation::new(async move {
+            match view {
+                Some(view) => extend(view.engine()?, view, ttl).await.map(Some),
+                None => Ok(None),
+            }
+        })
     }
 
     /// Whether this handle's `acquire` holds the lock now. It becomes false at the lease's deadline,

@@ -1,6 +1,8 @@
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::time::Instant;
+
 use crate::acquire::TryLease;
 use crate::lease::{Lease, LeaseView};
 use crate::operation::Operation;
@@ -133,6 +135,9 @@ pub type Acquire = Operation<Result<bool, LockError>>;
 
 /// Future of [`Lock::release`](crate::Lock::release).
 pub type Release = Operation<Result<bool, LockError>>;
+
+/// Future of [`Lock::extend`](crate::Lock::extend).
+pub type ExtendHeld = Operation<Result<Option<Instant>, LockError>>;
 
 /// Acquires a lease for the slot, which is kept until then.
 pub(crate) async fn acquire(acquiring: TryLease, slot: Arc<LeaseSlot>) -> Result<bool, LockError> {

@@ -7,8 +7,10 @@ use crate::acquire::{AcquireLease, Acquiring};
 use crate::builder::LockRegistryBuilder;
 use crate::detached::{Adopt, DetachedLease};
 use crate::engine::Engine;
+use crate::force::force_release;
 use crate::lock::Lock;
 use crate::operation::Operation;
+use crate::options::LockOptions;
 use crate::store::{LockStore, MemoryStore};
 
 /// The process's own registry, if one was installed.
@@ -228,6 +230,54 @@ impl LockRegistry {
     /// ```
     pub fn adopt(&self, detached: DetachedLease) -> Adopt {
         AcquireLease(Acquiring::adopting(self.engine.clone(), detached))
+    }
+
+    /// Takes a key from one of its holders by force, whoever that is, and gives it to whoever waits: for an operator, or a
+    /// program that knows that the holder is gone or stuck.
+    ///
+    /// `owner` is its owner as [`InspectedHolder::owner`](crate::InspectedHolder::owner) has it, up to the last character.
+    /// It may be an exclusive holder, one reader, one permit, a key that is [kept](crate::OnFinish::KeepFor), or the value
+    /// of a foreign lock. The store compares and frees in one step, so another holder than the one that was seen never
+    /// loses the key. Resolves to `true` if that owner held the key until now, and to `false` if it did not: then nothing
+    /// was changed.
+    ///
+    /// **The holder is not asked.** Its next renewal tells it that its lease is lost, after a third of its ttl at most. A
+    /// fixed lease is not renewed, and its holder works on to its deadline unless it [verifies](crate::Lease::verify) it.
+    /// So somebody else may work at the same time; the next holder's token is greater. In PostgreSQL, a transaction that is
+    /// [fenced](crate::LeaseView::fence) by the lease is waited for: it may commit, and the key is free after it.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`](crate::LockError::Store) if there was no answer: it may have been done, so call it again.
+    /// [`LockError::Closed`](crate::LockError::Closed); an invalid key.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its first poll, it has done nothing. Dropped later, it may still be done.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, store::MemoryStore};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let store = MemoryStore::new();
+    /// # let stuck = LockRegistry::builder(store.clone()).build()?;
+    /// # let locks = LockRegistry::builder(store).build()?;
+    /// # let lease = stuck.obtain("import").lease().await?;
+    /// let seen = locks.obtain("import").inspect().await?;
+    /// let holder = &seen.holders[0];
+    /// assert!(locks.force_release("import", &holder.owner).await?);
+    /// assert!(!locks.force_release("import", &holder.owner).await?);
+    /// # assert!(lease.verify().await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn force_release(
+        &self,
+        key: impl AsRef<str>,
+        owner: impl AsRef<str>,
+    ) -> crate::future::ForceRelease {
+        let options = LockOptions::new(Some(self.engine.clone()), key.as_ref());
+        Operation::new(force_release(options, owner.as_ref().into()))
     }
 
     /// The events of this registry from now on: waits, acquisitions, ends of leases, and outages of the store.

@@ -68,13 +68,13 @@ fn scan(
         async move {
             let (look, key) = look?;
             let status = look.await.map_err(|error| failed(&key, error))?;
-            let inspection = status.into();
+            let inspection = Inspection::of([(key.clone(), status)].into_iter());
             Ok(ScannedLock { key, inspection })
         }
     });
     looks.buffered(AT_A_TIME).filter(|lock| {
         let is_free =
-            |lock: &ScannedLock| lock.inspection.holders.is_empty() && lock.inspection.waiting == 0;
+            |lock: &ScannedLock| !lock.inspection.is_held() && lock.inspection.waiting == 0;
         ready(!lock.as_ref().is_ok_and(is_free))
     })
 }

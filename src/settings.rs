@@ -175,7 +175,7 @@ impl Settings {
 }
 
 /// Owners begin with it, so it holds nothing that means something in a ticket or a channel's name.
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     let is_plain = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
     (1..=64).contains(&name.len()) && name.bytes().all(is_plain)
 }

@@ -25,7 +25,9 @@ use crate::roaming::{self, Tasks};
 use crate::settings::{OnFinish, Settings};
 use crate::snapshot::{KeySnapshot, Snapshot};
 use crate::store::LockStore;
-use crate::store::contract::{DroppedOps, KeyScope, Owner, Session, SessionConfig};
+use crate::store::contract::{
+    Answer, DroppedOps, KeyScope, Op, Outcome, Owner, Session, SessionConfig,
+};
 use crate::turnstile::{EventCx, Ids, Lines, Moment, Patience, Waiter, WaiterId};
 use crate::user_code::{self, log};
 
@@ -402,6 +404,33 @@ impl Engine {
         // Sequences begin at 1.
         let sequence = owner.map_or(0, |owner| owner.sequence);
         format!("{}:{sequence}", self.instance)
+    }
+
+    /// The owner under which the store has the lease, as it is and as text. `None` if it is not held any more.
+    pub(crate) fn owner_of(&self, caller: &WaiterState) -> Option<(Owner, String)> {
+        let id = caller.id()?;
+        let state = self.lock();
+        let owner = state.entries.get(caller.key())?.lines.owner_of(id)?;
+        Some((owner, format!("{}:{}", self.instance, owner.sequence)))
+    }
+
+    /// Whether this registry holds the key under this owner.
+    pub(crate) fn holds(&self, key: &str, owner: &str) -> bool {
+        let sequence = owner.strip_prefix(&*self.instance);
+        let sequence = sequence.and_then(|rest| rest.strip_prefix(':')?.parse().ok());
+        let state = self.lock();
+        let entry = state.entries.get(key);
+        sequence.is_some_and(|sequence| entry.is_some_and(|entry| entry.lines.holds(sequence)))
+    }
+
+    /// The store says that this owner has the key no more: as a renewal would have found out.
+    pub(crate) fn found_lost(&self, key: &Arc<str>, owner: Owner) {
+        let (ttl, within) = (Duration::ZERO, Duration::ZERO);
+        let renewal = Op::Renew { owner, ttl, within };
+        let outcome = Outcome::Lost;
+        self.feed(key, |lines, cx| {
+            lines.replied(cx, &renewal, Ok(Answer { at: 0, outcome }));
+        });
     }
 
     /// Returns `None` if the lease was not held any more, else the owner that was left in the store, if any.

@@ -15,8 +15,8 @@ use super::waiter_state::WaiterState;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::store::MemoryStore;
 use crate::store::contract::{
-    Answer, Grant, KeyScope, KeyStatus, Op, OpError, Outcome, Owner, Session, SessionConfig,
-    StoreEvent, StoreEvents, SubmittedOp,
+    Answer, Grant, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Owner, Session,
+    SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::turnstile::{AtEnd, Patience, Waiter};
 use crate::{FutureLockExt, LockError, LockRegistry, Mode, Renewal, Repeat, StoreError};
@@ -374,6 +374,10 @@ impl Session for Silent {
     }
 
     fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+        unreachable!("nobody asks")
+    }
+
+    fn ask(&self, _: Arc<str>, _: Op) -> BoxFuture<'static, OpResult> {
         unreachable!("nobody asks")
     }
 

@@ -100,6 +100,11 @@ pub enum Op {
         from: Arc<str>,
         ttl: Duration,
     },
+    /// Whether the owner has the lock now. It changes nothing: [`Session::ask`].
+    Verify { owner: Owner },
+    /// Take the lock from one of its holders, whoever that is, as its own release would: `whose` is its owner as text.
+    /// Of a foreign lock it is the value. By [`Session::ask`] alone.
+    Evict { whose: Arc<str> },
     /// Raise the next epoch of this store above `epoch`, which another store of a quorum made, if the owner has the
     /// lock. `age`: whether the answer must have the store's age.
     Raise { owner: Owner, epoch: u64, age: bool },
@@ -121,9 +126,12 @@ impl Op {
             | Self::Keep { owner, .. }
             | Self::Yield { old: owner, .. }
             | Self::Renew { owner, .. }
+            | Self::Verify { owner }
             | Self::Adopt { owner, .. }
             | Self::Raise { owner, .. }
             | Self::Serve { owner } => owner,
+            // Of nobody here: sequences begin at 1.
+            Self::Evict { .. } => Owner::exclusive(0),
         }
     }
 }
@@ -145,13 +153,13 @@ pub enum Outcome {
     /// To yield and adopt: the old owner did not have the lock, so nothing was written. For an adoption the new owner
     /// does not have it either.
     NotOld,
-    /// To release, keep, withdraw, unsubscribe and serve: done. `held`: this owner had the lock until now.
+    /// To release, keep, evict, withdraw, unsubscribe and serve: done. `held`: this owner had the lock until now.
     Gone { held: bool },
-    /// To renew: the owner has the lock for the ttl, counted from this command, or longer.
+    /// To renew: the owner has the lock for the ttl, counted from this command, or longer. To verify: the owner has it.
     Renewed,
     /// To raise: done. `age`: the store has lost nothing for at least this long, if that was asked for and is known.
     Raised { age: Option<Duration> },
-    /// To renew and raise: another owner has the lock, or none.
+    /// To renew, verify and raise: another owner has the lock, or none.
     Lost,
 }
 
@@ -366,10 +374,13 @@ pub struct RegistryOptions {
 /// A lock as it is in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyStatus {
+    /// Those whose leases are not over, by their ends and then by their names: [`MOST_SHOWN`] at most.
     pub holders: Vec<Holder>,
-    /// How many tickets are in the queue.
+    /// How much all of them take: permits by their weight, and others 1 each.
+    pub taken: u64,
+    /// How many tickets are in the queue. Not counted are those of dead registries among the first [`MOST_SEEN`].
     pub tickets: u64,
-    /// The owners of the first tickets, and their modes: [`MOST_SHOWN`] at most.
+    /// The owners of the first tickets of live registries, and their modes: [`MOST_SHOWN`] at most.
     pub queue: Vec<(String, Mode)>,
 }
 
@@ -386,8 +397,11 @@ impl KeyStatus {
     }
 }
 
-/// How many tickets of a queue are shown.
+/// How many holders of a lock, and how many tickets of its queue, are shown.
 pub(crate) const MOST_SHOWN: usize = 100;
+
+/// Of how many tickets it is looked whether their registry is there.
+pub(crate) const MOST_SEEN: usize = 1000;
 
 /// A holder as it is in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -432,6 +446,10 @@ pub trait Session: Send + Sync {
 
     /// Looks whether the store can be used, on connections of its own.
     fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>>;
+
+    /// Runs an op that belongs to no ticket or tenure: its answer is told to nobody but the caller. If the future is
+    /// dropped, the op may still be done.
+    fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult>;
 
     /// Reads the state of a lock without changing it.
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>>;

@@ -206,10 +206,24 @@ impl<C: Clone> Lines<C> {
     }
 
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
+        self.turnstile_of(id).is_kept(cx, id)
+    }
+
+    /// The owner under which the store has the lease of this holder.
+    pub(crate) fn owner_of(&self, id: WaiterId) -> Option<Owner> {
+        self.turnstile_of(id).owner_of(id)
+    }
+
+    /// Whether any lease is held under the owner with this sequence.
+    pub(crate) fn holds(&self, sequence: u64) -> bool {
+        let mut owners = self.turnstiles().filter_map(Turnstile::owner);
+        owners.any(|owner| owner.sequence == sequence)
+    }
+
+    fn turnstile_of(&self, id: WaiterId) -> &Turnstile<C> {
         let shared = self.shared.as_ref();
         let line = shared.and_then(|shared| shared.lines.get(&id));
-        let turnstile = line.map_or(&self.exclusive, |line| &line.turnstile);
-        turnstile.is_kept(cx, id)
+        line.map_or(&self.exclusive, |line| &line.turnstile)
     }
 
     pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {

@@ -443,6 +443,22 @@ impl<C: Clone> Turnstile<C> {
         left
     }
 
+    /// The owner under which the store has the lease of this holder.
+    pub(crate) fn owner_of(&self, id: WaiterId) -> Option<Owner> {
+        match &self.state {
+            KeyState::Held(tenure) if tenure.is_extendable_by(id) => Some(tenure.owner()),
+            _ => None,
+        }
+    }
+
+    /// The owner under which we hold the key.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        match &self.state {
+            KeyState::Held(tenure) => Some(tenure.owner()),
+            KeyState::Idle | KeyState::Acquiring(_) => None,
+        }
+    }
+
     /// Whether the key stays in the store if this holder ends its lease now, as its waiter has asked for.
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
         let KeyState::Held(tenure) = &self.state else {

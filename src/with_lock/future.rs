@@ -7,16 +7,18 @@ pub use super::outcome::{OrSkip, Try};
 pub use crate::acquire::{AcquireLease, TryLease};
 pub use crate::detached::Adopt;
 pub use crate::extend::Extend;
+pub use crate::force::ForceRelease;
 pub use crate::inspect::Inspect;
 pub use crate::leadership::{Lead, Resign};
 pub use crate::lease::{LeaseRelease, Lost};
-pub use crate::manual::{Acquire, Release};
+pub use crate::manual::{Acquire, ExtendHeld, Release};
 pub use crate::operation::Operation;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub use crate::registry::Connect;
 pub use crate::registry::{CheckStore, Drain, Shutdown};
 #[cfg(feature = "redis")]
 pub use crate::store::ConnectStore;
+pub use crate::verify_lease::Verify;
 
 /// Future of [`with_lock`](crate::FutureLockExt::with_lock).
 ///

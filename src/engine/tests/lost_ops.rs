@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Silent;
 use crate::store::contract::{
-    KeyStatus, Op, Session, SessionConfig, StoreEvents, SubmittedOp, dropped_error,
+    KeyStatus, Op, OpResult, Session, SessionConfig, StoreEvents, SubmittedOp, dropped_error,
 };
 use crate::{Lease, LockError, LockRegistry, Renewal, StoreError};
 
@@ -154,6 +154,10 @@ impl Session for Locking {
     }
 
     fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+        unreachable!("nobody asks")
+    }
+
+    fn ask(&self, _: Arc<str>, _: Op) -> BoxFuture<'static, OpResult> {
         unreachable!("nobody asks")
     }
 

@@ -18,7 +18,9 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Subscriptions;
 use crate::StoreError;
-use crate::store::contract::{Answer, KeyStatus, OpError, Outcome, StoreEvent, SubmittedOp};
+use crate::store::contract::{
+    Answer, KeyStatus, OpError, OpResult, Outcome, StoreEvent, SubmittedOp,
+};
 
 /// What a session knows. While it is locked, no code but ours is called.
 #[derive(Default)]
@@ -97,6 +99,8 @@ pub(super) struct Effects {
     pub(super) doubtful: HashSet<Arc<str>>,
     /// Answers to inspections.
     pub(super) looks: Vec<Look>,
+    /// Answers to ops of callers.
+    pub(super) asked: Vec<(oneshot::Sender<OpResult>, OpResult)>,
     /// Nodes with a new request. They are notified without the lock, since a woken task may run at once.
     pub(super) woken: SmallVec<[Arc<Notify>; 1]>,
     /// Tasks to spawn. A task that is dropped before its first poll tells the session.
@@ -252,6 +256,7 @@ impl<B: Backend> Change<'_, B> {
                 let replied = StoreEvent::Replied { submitted, result };
                 self.effects.events.push(replied);
             }
+            (RequestKind::Asked(_, answer), result) => self.effects.asked.push((answer, result)),
             (RequestKind::Look(_, answer), Err(error)) => {
                 let error = error.store_error().clone();
                 self.effects.looks.push((answer, Err(error)));

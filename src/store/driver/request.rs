@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use super::backend::Slot;
 use super::session::NodeId;
 use crate::StoreError;
-use crate::store::contract::{Grant, KeyStatus, Mode, Op, OpError, Owner, StoreEvent, SubmittedOp};
+use crate::store::contract::{
+    Grant, KeyStatus, Mode, Op, OpError, OpResult, Owner, StoreEvent, SubmittedOp,
+};
 use crate::store::send_window::{Priority, Sendable};
 use crate::thread_end;
 
@@ -47,6 +49,8 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) enum RequestKind {
     Op(SubmittedOp),
+    /// An op whose answer is for one caller, and not for the registry.
+    Asked(SubmittedOp, oneshot::Sender<OpResult>),
     Look(Arc<str>, oneshot::Sender<Result<KeyStatus, StoreError>>),
 }
 
@@ -141,6 +145,8 @@ impl Request {
             | Op::Release { .. }
             | Op::Keep { .. }
             | Op::Renew { .. }
+            | Op::Verify { .. }
+            | Op::Evict { .. }
             | Op::Raise { .. }
             | Op::Serve { .. } => None,
         }
@@ -155,23 +161,30 @@ impl Request {
 
     pub(crate) fn key(&self) -> &Arc<str> {
         match &self.kind {
-            RequestKind::Op(submitted) => &submitted.key,
+            RequestKind::Op(submitted) | RequestKind::Asked(submitted, _) => &submitted.key,
             RequestKind::Look(key, _) => key,
         }
     }
 
     pub(crate) fn op(&self) -> Option<&Op> {
         match &self.kind {
-            RequestKind::Op(submitted) => Some(&submitted.op),
+            RequestKind::Op(submitted) | RequestKind::Asked(submitted, _) => Some(&submitted.op),
             RequestKind::Look(..) => None,
         }
     }
 
-    /// Whether it asks for the lock, for a caller that may be gone when it is sent.
+    /// Whether it is for a caller that may be gone when it is sent: it asks for the lock, or about it.
     pub(super) fn asks(&self) -> bool {
         matches!(
             self.op(),
-            Some(Op::Attempt { .. } | Op::Enter { .. } | Op::Listen { .. } | Op::Adopt { .. })
+            Some(
+                Op::Attempt { .. }
+                    | Op::Enter { .. }
+                    | Op::Listen { .. }
+                    | Op::Adopt { .. }
+                    | Op::Verify { .. }
+                    | Op::Evict { .. }
+            )
         )
     }
 
@@ -207,7 +220,7 @@ impl Sendable for Request {
 
     fn priority(&self) -> Priority {
         match self.op() {
-            Some(Op::Renew { .. }) => Priority::Renew,
+            Some(Op::Renew { .. } | Op::Verify { .. }) => Priority::Renew,
             Some(_) => Priority::Change,
             None => Priority::Inspect,
         }

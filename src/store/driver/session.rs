@@ -19,7 +19,7 @@ use super::node::Received;
 use super::request::{Request, RequestKind};
 use crate::roaming::runtime;
 use crate::store::contract::{
-    KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, SubmittedOp,
+    KeyScope, KeyStatus, Op, OpError, OpResult, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
@@ -112,6 +112,18 @@ impl<B: Backend> Session for DriverSession<B> {
         check.boxed()
     }
 
+    fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {
+        let shared = self.shared.clone();
+        async move {
+            let (answer, answered) = oneshot::channel();
+            let submitted = SubmittedOp::unattended(key, op);
+            shared.submit(Request::new(RequestKind::Asked(submitted, answer)));
+            let abandoned = |_| Err(OpError::Unknown(shared.error(Trouble::Abandoned)));
+            answered.await.unwrap_or_else(abandoned)
+        }
+        .boxed()
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let shared = self.shared.clone();
         async move {
@@ -183,6 +195,9 @@ impl<B: Backend> Shared<B> {
         for (answer, key_status) in effects.looks.drain(..) {
             // The caller may have gone.
             let _ = answer.send(key_status);
+        }
+        for (answer, result) in effects.asked.drain(..) {
+            let _ = answer.send(result);
         }
         for task in effects.tasks {
             // Without a runtime the task is dropped, and its drop tells the session.

@@ -9,7 +9,7 @@ use foldhash::HashMap;
 use super::slot::Holders;
 use super::slot::{FullOwner, OpCx, StoredKey, Ticket, left, micros};
 use crate::store::contract::{
-    Answer, Grant, Holder, KeyStatus, MOST_SHOWN, Mode, Op, Outcome, Owner, ServerTime,
+    Answer, Grant, Holder, KeyStatus, MOST_SEEN, MOST_SHOWN, Mode, Op, Outcome, Owner, ServerTime,
 };
 
 const MOST_SERVED: usize = 64;
@@ -175,6 +175,15 @@ impl Keyspace {
                 }
                 Outcome::Gone { held }
             }
+            Op::Evict { ref whose } => {
+                let holders = slot.holders.iter().map(|(held, _)| held);
+                let held = { holders }
+                    .find(|held| held.to_string() == **whose)
+                    .cloned();
+                let held = held.is_some_and(|held| slot.holders.remove(&held));
+                slot.let_go(cx);
+                Outcome::Gone { held }
+            }
             Op::Serve { .. } => {
                 slot.let_go(cx);
                 Outcome::Gone { held: false }
@@ -207,6 +216,10 @@ impl Keyspace {
                     Outcome::Lost
                 }
             }
+            Op::Verify { owner } => match slot.holders.contains(&ours(owner)) {
+                true => Outcome::Renewed,
+                false => Outcome::Lost,
+            },
             Op::Raise { owner, epoch, age } => {
                 if slot.holders.contains(&ours(owner)) {
                     let fence = cx.fence();
@@ -237,29 +250,41 @@ impl Keyspace {
         names.map(|(_, key)| key.clone()).collect()
     }
 
+    /// `is_live` says whether a registry can be reached.
     pub(crate) fn inspect(
         &mut self,
         prefix: &Arc<str>,
         key: &Arc<str>,
         now: ServerTime,
+        is_live: &dyn Fn(&Arc<str>) -> bool,
     ) -> KeyStatus {
         let mut free = StoredKey::default();
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
         let slot = slot.unwrap_or(&mut free);
         slot.run_out(now);
+        let holders = slot.holders.iter();
+        let mut holders: Vec<_> = holders
+            .map(|(it, until)| (until, it.to_string(), it))
+            .collect();
+        holders.sort_unstable();
         let queue = slot.queue.by_score.values().map(|ticket| &ticket.owner);
+        let tickets = queue.len();
+        let seen = queue.take(MOST_SEEN);
+        let (live, dead): (Vec<_>, Vec<_>) = seen.partition(|owner| is_live(&owner.instance));
         KeyStatus {
-            holders: slot
-                .holders
-                .iter()
-                .map(|(owner, until)| Holder {
-                    name: owner.to_string(),
+            taken: slot.holders.taken(),
+            holders: holders
+                .into_iter()
+                .take(MOST_SHOWN)
+                .map(|(until, name, owner)| Holder {
+                    name,
                     mode: owner.owner.mode,
                     left: left(now, until),
                 })
                 .collect(),
-            tickets: queue.len() as u64,
-            queue: queue
+            tickets: (tickets - dead.len()) as u64,
+            queue: live
+                .into_iter()
                 .take(MOST_SHOWN)
                 .map(|owner| (owner.to_string(), owner.owner.mode))
                 .collect(),

@@ -6,12 +6,13 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
 use tokio::time::Instant;
 
-use super::keyspace::{Asking, Delivery, Keyspace};
-use super::shared::Shared;
+use super::keyspace::{Asking, Delivery};
+use super::shared::{Listeners, Shared, State};
 use crate::roaming::runtime;
 use crate::roaming::time::sleep;
 use crate::store::contract::{
-    Answer, Grant, KeyStatus, OpError, Session, SessionConfig, StoreEvent, SubmittedOp,
+    Answer, Grant, KeyStatus, Op, OpError, OpResult, Session, SessionConfig, StoreEvent,
+    SubmittedOp,
 };
 use crate::{Check, CheckedServer, StoreError};
 
@@ -67,10 +68,7 @@ impl Core {
             }
             let state = &mut *state;
             let listeners = &state.listeners;
-            let live = |instance: &Arc<str>| {
-                let listener = listeners.get(instance);
-                listener.is_some_and(|listener| listener.strong_count() > 0)
-            };
+            let live = |instance: &Arc<str>| is_live(listeners, instance);
             let asking = Asking {
                 prefix: &self.config.prefix,
                 instance: &self.config.instance,
@@ -109,7 +107,7 @@ impl Core {
     }
 
     /// Reads the data after the latency.
-    async fn read<T>(&self, read: impl FnOnce(&mut Keyspace) -> T) -> Result<T, StoreError> {
+    async fn read<T>(&self, read: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
         let latency = self.latency();
         if !latency.is_zero() {
             tokio::time::sleep(latency).await;
@@ -117,7 +115,7 @@ impl Core {
         let mut state = self.shared.lock();
         match state.offline {
             true => Err(offline_error()),
-            false => Ok(read(&mut state.keyspace)),
+            false => Ok(read(&mut state)),
         }
     }
 
@@ -178,11 +176,39 @@ impl Session for MemorySession {
         .boxed()
     }
 
+    fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {
+        let core = self.core.clone();
+        async move {
+            let latency = core.latency();
+            if !latency.is_zero() {
+                sleep(latency / 2).await;
+            }
+            let result = core.apply(&SubmittedOp::unattended(key, op));
+            if !latency.is_zero() {
+                sleep(latency - latency / 2).await;
+            }
+            match core.is_offline() && result.is_ok() {
+                true => Err(OpError::Unknown(offline_error())),
+                false => result,
+            }
+        }
+        .boxed()
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
             let (prefix, shared) = (&core.config.prefix, &core.shared);
-            let read = core.read(|keyspace| keyspace.inspect(prefix, &key, shared.now()));
+            let read = core.read(
+                |State {
+                     keyspace,
+                     listeners,
+                     ..
+                 }| {
+                    let live = |instance: &Arc<str>| is_live(listeners, instance);
+                    keyspace.inspect(prefix, &key, shared.now(), &live)
+                },
+            );
             read.await
         }
         .boxed()
@@ -192,10 +218,15 @@ impl Session for MemorySession {
         let core = self.core.clone();
         stream::once(async move {
             let prefix = &core.config.prefix;
-            core.read(|keyspace| keyspace.scan(prefix, &start)).await
+            core.read(|state| state.keyspace.scan(prefix, &start)).await
         })
         .boxed()
     }
+}
+
+fn is_live(listeners: &Listeners, instance: &Arc<str>) -> bool {
+    let listener = listeners.get(instance);
+    listener.is_some_and(|listener| listener.strong_count() > 0)
 }
 
 pub(super) fn offline_error() -> StoreError {

@@ -17,10 +17,13 @@ pub(super) struct Shared {
     epoch: u64,
 }
 
+/// The registries, by their ids.
+pub(super) type Listeners = HashMap<Arc<str>, Weak<dyn StoreEvents>>;
+
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) keyspace: Keyspace,
-    pub(super) listeners: HashMap<Arc<str>, Weak<dyn StoreEvents>>,
+    pub(super) listeners: Listeners,
     pub(super) offline: bool,
     pub(super) latency: Duration,
 }

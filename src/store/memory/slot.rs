@@ -130,8 +130,8 @@ impl Holders {
         }
     }
 
-    /// How much all permits take, whatever limits they were taken under.
-    fn taken(&self) -> u64 {
+    /// How much all of them take: permits by their weight, whatever limits they were taken under.
+    pub(super) fn taken(&self) -> u64 {
         self.until.keys().map(weight_of).sum()
     }
 
@@ -156,7 +156,7 @@ impl Holders {
 fn weight_of(owner: &FullOwner) -> u64 {
     match owner.owner.mode {
         Mode::Permits { weight, .. } => weight.into(),
-        Mode::Exclusive | Mode::Shared => 0,
+        Mode::Exclusive | Mode::Shared => 1,
     }
 }
 

@@ -66,7 +66,7 @@ pub(super) const OPS: &str = "ops_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 const NOTIFY: &str = "notify_1($1)";
 
 /// Reads a lock.
-pub(super) const INSPECT: &str = "inspect_1($1)";
+pub(super) const INSPECT: &str = "inspect_1($1, $2)";
 
 /// The arguments of a call.
 #[derive(Debug, Default)]
@@ -136,6 +136,8 @@ impl Call {
                 ('Y', Some(ttl))
             }
             Op::Renew { ttl, .. } => ('N', Some(ttl)),
+            Op::Verify { .. } => ('N', None),
+            Op::Evict { .. } => ('T', None),
             Op::Adopt { from, ttl, .. } => {
                 more = String::from(&**from);
                 ('D', Some(ttl))
@@ -148,7 +150,10 @@ impl Call {
         };
         self.letters.push(letter);
         self.names.push(names.lock(request.key()));
-        self.owners.push(names.owner(owner));
+        self.owners.push(match op {
+            Op::Evict { whose } => String::from(&**whose),
+            _ => names.owner(owner),
+        });
         self.modes.push(match owner.mode {
             Mode::Exclusive => String::new(),
             Mode::Shared => READER.to_owned(),
@@ -375,17 +380,24 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Said> {
     })
 }
 
-/// Inspects a lock: [`read_status`] reads the answer.
-pub(super) async fn inspect(client: &Client, names: &Names, key: &str) -> Result<Vec<Row>, Error> {
+/// Inspects a lock: [`read_status`] reads the answer. `line`: that of this session.
+pub(super) async fn inspect(
+    client: &Client,
+    names: &Names,
+    line: i64,
+    key: &str,
+) -> Result<Vec<Row>, Error> {
     let name = names.lock(key);
     let sql = names.sql(INSPECT);
-    bounded(client, names, &sql, &[(&name, Type::TEXT)]).await
+    let arguments: [Argument<'_>; 2] = [(&name, Type::TEXT), (&line, Type::INT8)];
+    bounded(client, names, &sql, &arguments).await
 }
 
 pub(super) fn read_status(rows: &[Row]) -> Option<KeyStatus> {
     let mut status = KeyStatus::default();
     let (first, rows) = rows.split_first()?;
-    status.tickets = first.try_get::<_, i64>(4).ok()?.try_into().ok()?;
+    let number = |index| first.try_get::<_, i64>(index).ok()?.try_into().ok();
+    (status.tickets, status.taken) = (number(4)?, number(5)?);
     for row in rows {
         let (name, mode) = (row.try_get(0).ok()?, read_mode(row.try_get(1).ok()?)?);
         let at: i64 = row.try_get(3).ok()?;

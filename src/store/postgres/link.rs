@@ -279,11 +279,17 @@ impl PostgresLink {
 
     /// What a reply means for what is sent next.
     fn note(&mut self, reply: &Reply, request: &mut Request) {
-        use Op::{Release, Unlisten, Withdraw, Yield};
+        use Op::{Evict, Release, Unlisten, Withdraw, Yield};
         match (reply, request.op()) {
             (
                 Reply::Later(_),
-                Some(Release { .. } | Withdraw { .. } | Unlisten { .. } | Yield { .. }),
+                Some(
+                    Release { .. }
+                    | Withdraw { .. }
+                    | Unlisten { .. }
+                    | Yield { .. }
+                    | Evict { .. },
+                ),
             ) => request.has_ended = true,
             (
                 Reply::Done {
@@ -338,7 +344,7 @@ impl Link for PostgresLink {
             Either::Left(async move {
                 let looks = keys
                     .iter()
-                    .map(|key| call::inspect(&client, &backend.names, key));
+                    .map(|key| call::inspect(&client, &backend.names, number, key));
                 join_all(looks).await
             })
         } else {

@@ -642,8 +642,8 @@ END $$;
 
 -- Operations on locks, in the order of their keys: else two calls might wait for each other.
 --
--- Besides the letters of `op_1` there are N renew, V raise the epoch above `place`, and K keep: `more` is the name under
--- which nobody has the lock (M8). `own_line`: 0 if no grants can be heard. `of_use`: until when A, E, L and D are of use
+-- Besides the letters of `op_1` there are N renew, without a ttl only a look, V raise the epoch above `place`, T take it from
+-- whoever `own` is, and K keep: `more` is the name under which nobody has the lock (M8). `own_line`: 0 if no grants can be heard. `of_use`: until when A, E, L and D are of use
 -- (O5). `is_durable`: whether it is on disk before it is answered.
 -- Besides the verdicts of `op_1` there are 'renewed', 'raised' with the age in `remaining`, and 'lost'.
 -- Without `enable_seqscan = off` PostgreSQL reads a table in full once it knows that it is small, with all old versions of
@@ -709,7 +709,22 @@ BEGIN
         is_new := false;
         unserved := false;
         notices := NULL;
-        IF letter = 'N' AND mode = '' THEN
+        IF letter = 'T' THEN
+            -- As its own release: the mode of an owner never changes.
+            letter := 'R';
+            mode := coalesce((SELECT CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END
+                FROM lockstream.holder h WHERE h.key = name AND h.owner = own), '');
+            verdict := CASE WHEN own = '' THEN 'not held' END;
+        END IF;
+        IF verdict IS NOT NULL THEN
+            NULL;
+        ELSIF letter = 'N' AND lasts IS NULL THEN
+            verdict := CASE WHEN EXISTS (
+                SELECT 1 FROM lockstream.lock k WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1()
+                UNION ALL
+                SELECT 1 FROM lockstream.holder h WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1()
+            ) THEN 'renewed' ELSE 'lost' END;
+        ELSIF letter = 'N' AND mode = '' THEN
             UPDATE lockstream.lock k SET expires_at = greatest(k.expires_at, lockstream.now_1() + lasts)
                 WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1();
             verdict := CASE WHEN found THEN 'renewed' ELSE 'lost' END;
@@ -854,26 +869,33 @@ SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off AS 
     RETURNING d.payload
 $$;
 
--- The holders and then the first tickets of a lock: who, the mode, until when (null: a ticket), the time, and how many
--- tickets there are.
-CREATE FUNCTION lockstream.inspect_1(name text)
-RETURNS TABLE (who text, mode text, expires_at bigint, at bigint, tickets bigint)
+-- The first holders and then the first tickets of a lock: who, the mode, until when (null: a ticket), the time, how many
+-- tickets there are, and how much all holders take. Tickets of registries that are gone are left out, as far as the first
+-- 1,000 are looked at.
+CREATE FUNCTION lockstream.inspect_1(name text, own_line bigint)
+RETURNS TABLE (who text, mode text, expires_at bigint, at bigint, tickets bigint, taken bigint)
 LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $$
-    WITH clock AS (SELECT lockstream.now_1() AS now, (
+    WITH seen AS (
+        SELECT t.owner, t.mode, t.score, t.line = own_line OR NOT pg_try_advisory_xact_lock_shared(t.line) AS is_live
+        FROM (
+            SELECT * FROM lockstream.ticket t WHERE t.key = name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 1000
+        ) t
+    ), clock AS (SELECT lockstream.now_1() AS now, (
         SELECT count(*) FROM lockstream.ticket t WHERE t.key = name AND t.ttl IS NOT NULL
-    ) AS tickets), held AS (
-        SELECT l.owner, '' AS mode, l.expires_at, l.epoch FROM lockstream.lock l WHERE l.key = name AND l.owner <> ''
+    ) - (SELECT count(*) FROM seen WHERE NOT seen.is_live) AS tickets), held AS (
+        SELECT l.owner, '' AS mode, 1 AS weight, l.expires_at
+            FROM lockstream.lock l, clock WHERE l.key = name AND l.owner <> '' AND l.expires_at > clock.now
         UNION ALL
-        SELECT h.owner, CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END, h.expires_at, h.epoch
-            FROM lockstream.holder h WHERE h.key = name
+        SELECT h.owner, CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END, h.weight, h.expires_at
+            FROM lockstream.holder h, clock WHERE h.key = name AND h.expires_at > clock.now
     )
-    SELECT NULL, NULL, NULL, clock.now, clock.tickets FROM clock
+    SELECT NULL, NULL, NULL, clock.now, clock.tickets, (SELECT coalesce(sum(held.weight), 0)::bigint FROM held) FROM clock
     UNION ALL
-    (SELECT held.owner, held.mode, held.expires_at, clock.now, clock.tickets FROM held, clock
-        WHERE held.expires_at > clock.now ORDER BY held.epoch)
+    (SELECT held.owner, held.mode, held.expires_at, clock.now, clock.tickets, NULL FROM held, clock
+        ORDER BY held.expires_at, held.owner COLLATE "C" LIMIT 100)
     UNION ALL
-    (SELECT t.owner, t.mode, NULL, clock.now, clock.tickets FROM lockstream.ticket t, clock
-        WHERE t.key = name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 100)
+    (SELECT seen.owner, seen.mode, NULL, clock.now, clock.tickets, NULL FROM seen, clock
+        WHERE seen.is_live ORDER BY seen.score LIMIT 100)
 $$;
 
 -- The locks that begin with `start` and come after `after`, and may be held or waited for. It looks at `most` rows, and

@@ -48,7 +48,7 @@ impl Question {
             Op::Release { .. } | Op::Keep { .. } | Op::Withdraw { .. } | Op::Unlisten { .. } => {
                 Some(Self::Release)
             }
-            Op::Yield { .. } | Op::Serve { .. } => None,
+            Op::Yield { .. } | Op::Serve { .. } | Op::Verify { .. } | Op::Evict { .. } => None,
         }
     }
 }

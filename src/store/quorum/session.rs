@@ -19,8 +19,8 @@ use crate::roaming::runtime;
 use crate::roaming::time::{sleep_until, timeout, timeout_at};
 use crate::store::LockStore;
 use crate::store::contract::{
-    DroppedOps, Holder, KeyScope, KeyStatus, Session, SessionConfig, StoreEvent, StoreEvents,
-    SubmittedOp,
+    Answer, DroppedOps, Holder, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Session,
+    SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::thread_end;
@@ -241,6 +241,45 @@ impl Session for QuorumSession {
         .boxed()
     }
 
+    /// Asks all nodes whether the owner has the lock, or had it until now: the answer is that of a majority.
+    fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {
+        let core = self.core.clone();
+        async move {
+            let size = core.nodes.len();
+            let (quorum, within) = (Quorum { size }, core.config.response_timeout);
+            let answer = |outcome| Ok(Answer { at: 0, outcome });
+            let asked = core.nodes.iter();
+            let asked = asked.map(|node| node.session.ask(key.clone(), op.clone()));
+            let asked = asked.map(|answered| timeout(within, answered));
+            let mut asked: FuturesUnordered<_> = asked.collect();
+            let (mut has, mut has_not, mut errors) = (0, 0, Vec::new());
+            while let Some(answered) = asked.next().await {
+                match answered {
+                    Ok(Ok(Answer { outcome, .. })) => match outcome {
+                        Outcome::Renewed | Outcome::Gone { held: true } => has += 1,
+                        _ => has_not += 1,
+                    },
+                    Ok(Err(error)) => errors.push(error.store_error().clone()),
+                    Err(_) => errors.push(Fault::Away.into()),
+                }
+                let is_eviction = matches!(op, Op::Evict { .. });
+                if has >= quorum.majority() {
+                    return answer(match is_eviction {
+                        true => Outcome::Gone { held: true },
+                        false => Outcome::Renewed,
+                    });
+                } else if has_not > quorum.spare() {
+                    return answer(match is_eviction {
+                        true => Outcome::Gone { held: false },
+                        false => Outcome::Lost,
+                    });
+                }
+            }
+            Err(OpError::Unknown(too_few(quorum, errors.iter())))
+        }
+        .boxed()
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
@@ -291,6 +330,7 @@ fn agreed(quorum: Quorum, seen: &[KeyStatus], to_come: usize) -> Option<KeyStatu
         }
         // A majority has it for that long, or longer; no ttl counts as the longest.
         lefts.sort_unstable_by_key(|left| Reverse(left.unwrap_or(Duration::MAX)));
+        agreed.taken = 1;
         agreed.holders.push(Holder {
             left: lefts[majority.min(lefts.len()) - 1],
             ..holder.clone()

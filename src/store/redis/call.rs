@@ -148,6 +148,8 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 4]) {
         Op::Keep { owner, left } => (b'K', [owned(owner), ms(left), Word::Kept(*owner)]),
         Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
         Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
+        Op::Verify { owner } => (b'N', [owned(owner), None, None]),
+        Op::Evict { whose } => (b'T', [Text(whose), None, None]),
         Op::Adopt { owner, from, ttl } => (b'D', [owned(owner), ms(ttl), Text(from)]),
         Op::Raise { owner, epoch, age } => {
             let age = Number(u64::from(*age));

@@ -111,13 +111,15 @@ fn read_word(
     }
     let outcome = match (spell(request).0, word) {
         (b'A' | b'E' | b'L' | b'D', "stale") => return Some(RequestReply::Stale),
-        (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U' | b'S', "more") => {
+        (b'A' | b'E' | b'L' | b'Y' | b'R' | b'W' | b'U' | b'S' | b'T', "more") => {
             return Some(RequestReply::More);
         }
         (b'Y' | b'D', "not-old") => Outcome::NotOld,
         (b'N' | b'V', "lost") => Outcome::Lost,
         (b'N', "1") => Outcome::Renewed,
-        (b'R' | b'F' | b'K' | b'W' | b'U' | b'S', "0" | "1") => Outcome::Gone { held: word == "1" },
+        (b'R' | b'F' | b'K' | b'W' | b'U' | b'S' | b'T', "0" | "1") => {
+            Outcome::Gone { held: word == "1" }
+        }
         (b'V', "-1") => Outcome::Raised { age: None },
         // Servers tell whole seconds, and take the whole seconds of two times from each other: one that
         // says 1 may be up for a moment.
@@ -174,6 +176,7 @@ fn read_table(
             Value::Int(left),
             Value::Int(tickets),
             Value::Array(queue),
+            Value::Int(taken),
             Value::Array(members),
         ],
     ) = (kind, fields)
@@ -187,48 +190,38 @@ fn read_table(
         mode: Mode::Exclusive,
         left: read_left(*left),
     }));
-    for member in members.chunks_exact(2) {
+    for member in members.chunks_exact(4) {
+        let [name, Value::Int(weight), limit, end] = member else {
+            return None;
+        };
         // What another version has written is left out.
-        let Some((name, mode)) = read_member(text(&member[0])?) else {
+        let (name, Ok(end)) = (text(name)?, text(end)?.parse::<u64>()) else {
             continue;
         };
-        let Ok(end) = text(&member[1])?.parse::<u64>() else {
-            continue;
+        let mode = match text(limit)? {
+            "" if name.contains(' ') => continue,
+            "" => Mode::Shared,
+            limit => {
+                let (limit, weight) = (limit.parse().ok()?, u8::try_from(*weight).ok()?);
+                Mode::Permits { limit, weight }
+            }
         };
-        match holders.iter_mut().find(|holder| holder.name == name) {
-            Some(Holder {
-                mode: Mode::Permits { weight, .. },
-                ..
-            }) => *weight = weight.saturating_add(1),
-            Some(_) => {}
-            None => holders.push(Holder {
-                name: name.to_owned(),
-                mode,
-                left: Some(Duration::from_micros(end.saturating_sub(at?))),
-            }),
-        }
+        holders.push(Holder {
+            name: name.to_owned(),
+            mode,
+            left: Some(Duration::from_micros(end.saturating_sub(at?))),
+        });
     }
     let queue = queue.iter();
     let key_status = KeyStatus {
         holders,
+        taken: u64::try_from(*taken).ok()?,
         tickets: u64::try_from(*tickets).ok()?,
         queue: queue
             .filter_map(|ticket| read_ticket(text(ticket)?))
             .collect(),
     };
     (text(tag)? == "key_status").then_some(RequestReply::Seen(key_status))
-}
-
-/// A member of a shared lock: `<owner>` of a reader, or `<owner> <i>/<limit>` of a permit.
-fn read_member(member: &str) -> Option<(&str, Mode)> {
-    match member.split_once(' ') {
-        None => Some((member, Mode::Shared)),
-        Some((owner, share)) => {
-            let (_, limit) = share.split_once('/')?;
-            let (limit, weight) = (limit.parse().ok()?, 1);
-            Some((owner, Mode::Permits { limit, weight }))
-        }
-    }
 }
 
 /// A ticket: `<owner> <ttl>`, and the mode of a shared one.

@@ -11,16 +11,18 @@
 --         E enter: ttl, score W withdraw: ttl        D adopt: ttl, present value    F free, without hand-over
 --         L subscribe: ttl    U unsubscribe          V raise the fence: epoch, age  I inspect
 --         S serve the queue   K keep: ms, nobody's name
+--         T take it from whoever the owner is; N without a ttl only looks
 --       P probe, alone: KEYS are a lock that never exists and its queue; the owner is a channel or
 --       '', the second argument is what to publish there.
 -- ->    the call's number, the server's time or '', and for each op one of these; as one text with
 --       spaces between, or as an array if a table is among them:
 --         won: its epoch     busy:<ms left, or -1>:<score or ''>, and then : if the ticket is new
---         R, W, U, F, K, S: 1 was held, 0 was not   N: 1 renewed     V: seconds that the server is up, or -1
+--         R, W, U, F, K, S, T: 1 was held, 0 was not   N: 1 renewed  V: seconds that the server is up, or -1
 --         stale  lost  not-old  more: the same op must be sent again
 --         and after any of these: &, if more tickets may fit, and an S must be sent
---         I: {'key_status', value or nil, ms left or negative, tickets, the first 100 of these, and the first
---             200 members of a shared lock and their scores}                   {'error', text}
+--         I: {'key_status', value or nil, ms left or negative, tickets, the first 100 of these, how much is
+--             taken, and of each of the first 100 shared holders the owner, the weight, the limit or '', and
+--             the end}, without what is over or dead                           {'error', text}
 --
 -- An exclusive lock is a string, its owner. A shared one is a sorted set (M1): for a reader its owner, for a permit
 -- `<owner> <i>/<limit>` for each i up to its weight, with the ends of the leases as scores.
@@ -47,7 +49,7 @@ if ops == 'P' then
   -- O4: servers do not say in advance which commands they refuse in a script. So each command is tried in
   -- a form that changes nothing, and all that are refused are named at once.
   local needed = [[time,get L,mget L,set L x XX,del L,pttl L,pexpire L 1,exists Q,zadd Q XX 0 x,zrem Q x,
-    zrange Q 0 0,zscore Q x,zcard Q,zremrangebyscore L 1 0,pexpireat L 1,pubsub|]] .. numsub:lower()
+    zrange Q 0 0,zscore Q x,zcard Q,zcount L 1 0,zremrangebyscore L 1 0,pexpireat L 1,pubsub|]] .. numsub:lower()
   local meant = { L = KEYS[1], Q = KEYS[2], C = ARGV[4], M = ARGV[5] }
   local rights, missing = 'NOPERM the user has no right to ', {}
   local function refusal(command)
@@ -176,7 +178,83 @@ if not now then
   read_clock()
   reply[2] = clock
 end
-local prefix = fence and string.match(fence, '^(.*):~fence')
+local prefix = string.match(KEYS[1], '^[^:]*')
+
+-- Inspections: all ops of the call are. Nothing is written.
+if sub(ops, 1, 1) == 'I' then
+  local live = {}
+
+  -- How many tickets are in a queue, and the first 100. Those of registries that are gone are left out, as far as the
+  -- first 1,000 are looked at.
+  local function tickets(queue)
+    local total, shown, start = redis.call('ZCARD', queue), {}, 0
+    while #shown < 100 and start < 1000 do
+      local page = redis.call('ZRANGE', queue, tostring(start), tostring(start + 99))
+      for _, ticket in ipairs(page) do
+        local instance = string.match(ticket, '^([^%s:]+):%d+ ')
+        local channel = (sharded and sub(queue, 1, -9) or prefix) .. ':~grant:' .. (instance or '')
+        if instance and live[channel] == nil then
+          live[channel] = redis.call('PUBSUB', numsub, channel)[2] > 0
+        end
+        if not live[channel] then
+          total = total - 1
+        elseif #shown < 100 then
+          shown[#shown + 1] = ticket
+        end
+      end
+      start = #page < 100 and 1000 or start + 100
+    end
+    return total, shown
+  end
+
+  -- The first 100 holders of a shared lock. The members of a permit follow each other: they have one score, and begin
+  -- with its owner.
+  local function holders(lock)
+    local shown, start, last = {}, 0, nil
+    repeat
+      local page =
+        redis.call('ZRANGE', lock, '(' .. clock, '+inf', 'BYSCORE', 'LIMIT', tostring(start), '200', 'WITHSCORES')
+      for n = 1, #page, 2 do
+        local owner, limit = string.match(page[n], '^(%S+) %d+/(%d+)$')
+        owner = owner or page[n]
+        if owner == last then
+          shown[#shown - 2] = shown[#shown - 2] + 1
+        elseif #shown == 400 then
+          return shown
+        else
+          for _, field in ipairs({ owner, 1, limit or '', page[n + 1] }) do
+            shown[#shown + 1] = field
+          end
+          last = owner
+        end
+      end
+      start = start + 200
+    until #page < 400
+    return shown
+  end
+
+  local function look(lock, queue)
+    local value, taken, shown = try('GET', lock), 0, {}
+    if type(value) ~= 'table' then
+      taken = value and 1 or 0
+    else
+      local first = redis.call('ZRANGE', lock, '0', '0')[1]
+      if not string.match(first, '^[^%s:]+:%d+$') and not string.match(first, '^[^%s:]+:%d+ %d+/%d+$') then
+        error('WRONGTYPE the sorted set ' .. lock .. ' is no lock', 0)
+      end
+      value, taken, shown = false, redis.call('ZCOUNT', lock, '(' .. clock, '+inf'), holders(lock)
+    end
+    local total, queued = tickets(queue)
+    return { 'key_status', value, redis.call('PTTL', lock), total, queued, taken, shown }
+  end
+
+  for i = 1, count do
+    local ok, result = pcall(look, KEYS[i], KEYS[count + i])
+    reply[2 + i] = ok and result or { 'error', result.err or result }
+  end
+  return reply
+end
+
 -- G3: how many tickets and subscribers of dead registries one call removes.
 local clears = 100
 local TICKET, LISTENER = '^(([^%s:]+):%d+) ([1-9]%d*)$', '^(([^%s:]+):%d+)$'
@@ -290,17 +368,19 @@ local function perform(op, letter, known)
     error({ 'mixed' }, 0)
   end
   local held = value == owner
+  if letter == 'T' then
+    letter = 'R'
+  end
   if not held and (letter == 'N' or letter == 'V') then
     return 'lost'
   elseif letter == 'N' then
-    lengthen(op)
+    if (op.ttl or '') ~= '' then
+      lengthen(op)
+    end
     return '1'
   elseif letter == 'F' then
     -- For a slot that is being moved, where a call with keys besides the lock is refused.
     return held and redis.call('DEL', op.lock) == 1 and '1' or '0'
-  elseif letter == 'I' then
-    local tickets = redis.call('ZRANGE', op.queue, '0', '99')
-    return { 'key_status', value, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue), tickets, {} }
   elseif letter == 'V' then
     -- The next `next_epoch` of this call continues from there, too.
     local least = tonumber(op.ttl)
@@ -383,6 +463,26 @@ local function mixed()
       names[i] = owner .. ' ' .. i .. '/' .. limit
     end
     return names
+  end
+
+  -- The mode of an owner that may have the lock, or ''. The members of a permit follow each other.
+  local function mode_of(op, owner)
+    if not string.match(owner, '^[^%s:]+:%d+$') then
+      return ''
+    elseif redis.call('ZSCORE', op.lock, owner) then
+      return 'r'
+    end
+    local weight, limit, head = 0, nil, owner .. ' '
+    for start = 0, op.count - 1, 1000 do
+      for _, member in ipairs(redis.call('ZRANGE', op.lock, tostring(start), tostring(start + 999))) do
+        if sub(member, 1, #head) == head then
+          weight, limit = weight + 1, string.match(member, '/(%d+)$')
+        elseif limit then
+          return weight .. '/' .. limit
+        end
+      end
+    end
+    return limit and weight .. '/' .. limit or ''
   end
 
   -- How many members must leave before one with this mode may have the lock; nil if all must. A permit counts all that
@@ -507,7 +607,7 @@ local function mixed()
       end
       -- M7: a full server refuses a script whose first write needs memory. So a renewal begins with this, and one
       -- that asks does not.
-      if letter == 'N' or letter ~= 'I' and tonumber(first[2]) <= now then
+      if letter == 'N' or tonumber(first[2]) <= now then
         if clock <= of_use then
           next_epoch()
         end
@@ -516,10 +616,16 @@ local function mixed()
       end
       op.kind, op.first_end = first[1] and kind_of(first[1]), first[2]
       op.count = op.kind and redis.call('ZCARD', op.lock) or 0
+      if letter == 'T' then
+        mode = mode_of(op, owner)
+      end
       held = mode ~= '' and op.kind and redis.call('ZSCORE', op.lock, members(owner, mode)[1])
     end
+    if letter == 'T' then
+      letter = 'R'
+    end
     if letter == 'N' or letter == 'V' then
-      if held then
+      if held and (op.ttl or '') ~= '' then
         take(op, owner, op.ttl, mode)
       end
       return held and '1' or 'lost'
@@ -537,10 +643,6 @@ local function mixed()
         end
       end
       return held and '1' or '0'
-    elseif letter == 'I' then
-      local tickets = redis.call('ZRANGE', op.queue, '0', '99')
-      local holders = op.kind and redis.call('ZRANGE', op.lock, '0', '199', 'WITHSCORES') or {}
-      return { 'key_status', false, redis.call('PTTL', op.lock), redis.call('ZCARD', op.queue), tickets, holders }
     elseif letter == 'D' then
       return 'not-old'
     end

@@ -96,6 +96,9 @@ enum Want {
     Adopt,
     /// A shared owner serves the queue instead.
     Raise,
+    Verify,
+    /// Some holder of the key loses it, whoever that is.
+    Evict,
     /// Whatever was wanted is given up: another owner from here on (O1).
     Retire,
 }
@@ -113,7 +116,7 @@ fn step<S: Server>() -> impl Strategy<Value = Step<S::Step>> {
     use Want::*;
     let wants = select(vec![
         Attempt, Attempt, Enter, Enter, Enter, Listen, Listen, Listen, Release, Release, Release,
-        Keep, Withdraw, Yield, Yield, Renew, Renew, Adopt, Raise, Raise, Retire,
+        Keep, Withdraw, Yield, Yield, Renew, Renew, Adopt, Raise, Raise, Verify, Evict, Retire,
     ]);
     let keys = subsequence((0..KEYS.len()).collect::<Vec<_>>(), 1..=KEYS.len()).prop_shuffle();
     // Half of the ops are exclusive ones.
@@ -214,6 +217,14 @@ impl<S: Server> History<'_, S> {
                 let from = from.unwrap_or_else(|| "x:1".into()).into();
                 Op::Adopt { owner, from, ttl }
             }
+            Want::Verify => Op::Verify { owner },
+            Want::Evict => {
+                let status = self.status(key);
+                let at = self.last_owner as usize % status.holders.len().max(1);
+                let whose = status.holders.get(at).map(|holder| &*holder.name);
+                let whose = whose.unwrap_or("x:1").into();
+                Op::Evict { whose }
+            }
             Want::Raise if is_shared => Op::Serve { owner },
             Want::Raise => Op::Raise {
                 owner,
@@ -225,6 +236,13 @@ impl<S: Server> History<'_, S> {
                 return None;
             }
         })
+    }
+
+    /// What the model has.
+    fn status(&mut self, key: usize) -> KeyStatus {
+        let is_live = |it: &Arc<str>| **it != *INSTANCES[DEAD];
+        let (prefix, name) = (PREFIX.into(), KEYS[key].into());
+        self.model.inspect(&prefix, &name, self.now, &is_live)
     }
 
     /// Takes back a ticket, or a wish to be told.
@@ -244,7 +262,7 @@ impl<S: Server> History<'_, S> {
                     Some((*key, op))
                 });
                 let mut ops: Vec<_> = ops.collect();
-                ops.sort_by_key(|(_, op)| matches!(op, Op::Renew { .. }));
+                ops.sort_by_key(|(_, op)| renews(op));
                 if !ops.is_empty() {
                     self.call(*who, &ops);
                 }
@@ -348,9 +366,10 @@ impl<S: Server> History<'_, S> {
                 now: self.now,
             };
             let (found, listeners) = self.server.look(index);
-            let expected = self.model.inspect(&prefix, &name, self.now);
+            let expected = self.status(index);
             let ((ours, left), (models, expected_left)) = (holders(&found), holders(&expected));
             assert_eq!(ours, models, "{key}");
+            assert_eq!(found.taken, expected.taken, "{key}");
             for (left, expected) in left.into_iter().zip(expected_left) {
                 assert_near(left, expected, key);
                 // Of 30 s, on a machine that may be slow.
@@ -367,6 +386,11 @@ impl<S: Server> History<'_, S> {
             );
         }
     }
+}
+
+/// Whether it goes with the renewals.
+pub(super) fn renews(op: &Op) -> bool {
+    matches!(op, Op::Renew { .. } | Op::Verify { .. })
 }
 
 /// For how long another owner has the lock, and our place in the queue.

@@ -409,7 +409,7 @@ impl World {
     fn check_proof(&mut self, key: KeyId, lease: &Seen) {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now);
+        let key_status = self.server.keyspace.inspect(&prefix, &name, now, &|_| true);
         let process = &self.processes[lease.process];
         let mode = self.callers[lease.caller].mode;
         let ours = key_status.holders.iter().filter(|holder| {
@@ -524,7 +524,7 @@ impl World {
             let sights: Vec<_> = self
                 .keys
                 .iter()
-                .map(|key| self.server.keyspace.inspect(&prefix, key, now))
+                .map(|key| self.server.keyspace.inspect(&prefix, key, now, &|_| true))
                 .collect();
             self.breach(format!("left in the store: {sights:?}"));
         }

@@ -110,7 +110,9 @@ impl Shop {
 
     fn key_status(&mut self) -> (Option<String>, Option<Duration>, u64) {
         let now = self.now;
-        let key_status = self.keyspace.inspect(&PREFIX.into(), &KEY.into(), now);
+        let key_status = self
+            .keyspace
+            .inspect(&PREFIX.into(), &KEY.into(), now, &|_| true);
         (key_status.owner(), key_status.left(), key_status.tickets)
     }
 }

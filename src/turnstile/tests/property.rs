@@ -434,6 +434,7 @@ impl Bench {
                 held: !how.is_multiple_of(3),
             },
             Op::Raise { .. } => unreachable!("a quorum raises, a turnstile does not"),
+            Op::Verify { .. } | Op::Evict { .. } => unreachable!("callers ask that"),
             Op::Renew { .. } if how % 16 == 3 => return Err(OpError::TooLate(broken())),
             Op::Renew { owner, ttl, .. } => {
                 if how.is_multiple_of(4) {

@@ -109,7 +109,7 @@ impl Server for Functions {
         let name = lock(key);
         let rows = self
             .0
-            .query(&names(0).sql(call::INSPECT), &[&name])
+            .query(&names(0).sql(call::INSPECT), &[&name, &0_i64])
             .unwrap();
         let status = call::read_status(&rows).unwrap();
         let sql =

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::StoreError;
 use crate::store::contract::{
-    Answer, KeyScope, KeyStatus, Op, OpError, Outcome, Session, SessionConfig, StoreEvent,
-    SubmittedOp,
+    Answer, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Session, SessionConfig,
+    StoreEvent, SubmittedOp,
 };
 use crate::store::memory::{Applied, Asking, Keyspace};
 use crate::store::{LockStore, sealed};
@@ -276,7 +276,7 @@ impl Node {
         let mut state = self.0.lock();
         state
             .keyspace
-            .inspect(&"lock".into(), &key.into(), now)
+            .inspect(&"lock".into(), &key.into(), now, &|_| true)
             .owner()
     }
 
@@ -528,6 +528,10 @@ impl Session for NodeSession {
         unreachable!("nobody asks")
     }
 
+    fn ask(&self, _: Arc<str>, _: Op) -> BoxFuture<'static, OpResult> {
+        unreachable!("nobody asks")
+    }
+
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let line = self.0.clone();
         async move {
@@ -539,7 +543,9 @@ impl Session for NodeSession {
             }
             let now = line.node.now();
             let mut state = line.node.lock();
-            Ok(state.keyspace.inspect(&line.config.prefix, &key, now))
+            Ok(state
+                .keyspace
+                .inspect(&line.config.prefix, &key, now, &|_| true))
         }
         .boxed()
     }

@@ -6,7 +6,7 @@ use redis::{Connection, ConnectionLike};
 
 use super::registry::{BOUND, attempt};
 use super::support::{Program, RedisServer, next_message};
-use crate::store::contract::{Holder, KeyStatus, Mode, Op, StoreEvent, SubmittedOp};
+use crate::store::contract::{Holder, KeyStatus, Mode, StoreEvent, SubmittedOp};
 use crate::store::driver::{Request, RequestKind};
 use crate::store::model::{self, Answers, INSTANCES, KEYS, PREFIX, Server};
 use crate::store::redis::grant::{self, Message};
@@ -98,7 +98,7 @@ impl Server for Scripts {
     }
 
     fn call(&mut self, who: usize, requests: &[Request]) -> Answers {
-        let renews = |request: &Request| matches!(request.op(), Some(Op::Renew { .. }));
+        let renews = |request: &Request| request.op().is_some_and(model::renews);
         let mut outcomes = Vec::new();
         // Renewals name fewer keys, and need a call of their own.
         for requests in requests.chunk_by(|one, other| renews(one) == renews(other)) {
