@@ -20,7 +20,8 @@ use crate::{Mode, StoreError, Token};
 /// [`Acquired`](Self::Acquired) by exactly one of [`Released`](Self::Released),
 /// [`Unreleased`](Self::Unreleased), [`LeftToExpire`](Self::LeftToExpire),
 /// [`Detached`](Self::Detached), [`Lost`](Self::Lost) and [`Closed`](Self::Closed) with the same key
-/// and token, before the next [`Acquired`](Self::Acquired) of that key in this registry. A
+/// and token. For exclusive locks that comes before the next [`Acquired`](Self::Acquired) of the key in this registry;
+/// readers and permits of a key are held side by side. A
 /// [reentrant](crate::Lock::reentrant) lock that shares a lease has no events. More variants and fields may be added:
 /// match with `..` and a last arm `_`.
 #[derive(Clone, Debug)]

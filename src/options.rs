@@ -7,7 +7,7 @@ use crate::engine::{Arrival, Engine};
 use crate::key;
 use crate::renewal::Renewal;
 use crate::repeat::{Pauses, Repeat};
-use crate::settings::{OnFinish, OnLost, TTL};
+use crate::settings::{KEEP, OnFinish, OnLost, TTL};
 use crate::turnstile::Patience;
 use crate::{LockError, Mode};
 
@@ -177,12 +177,12 @@ impl LockOptions {
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
         } else if let OnFinish::KeepFor(time) = self.on_finish
-            && !TTL.contains(&time)
+            && !KEEP.contains(&time)
         {
             LockError::InvalidSetting {
                 key: key(),
                 setting: "on_finish",
-                reason: "must keep the key for 10 ms to 24 h",
+                reason: "must keep the key for 10 ms to a year",
             }
         } else if ttl <= engine.overhead {
             LockError::InvalidSetting {

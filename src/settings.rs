@@ -13,6 +13,10 @@ use crate::turnstile::{AtEnd, Rules};
 pub(crate) const TTL: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
 
+/// The shortest and the longest time for which a key is kept. A year of some parsers has 365.25 days.
+pub(crate) const KEEP: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(366 * 24 * 60 * 60);
+
 /// The shortest and the longest response time-out. Without an upper bound, the connection to a server
 /// that has gone would never be closed.
 pub(crate) const RESPONSE_TIMEOUT: std::ops::RangeInclusive<Duration> =
@@ -54,8 +58,8 @@ pub enum OnFinish {
     /// the key when it has expired, or up to 12 s later: the store does not announce an expiry, and
     /// a waiter that queued behind a longer lease expects that one's end.
     LetExpire,
-    /// It stays in the store until this much time has passed since the acquisition, from 10 ms to 24 h: for a job that
-    /// any of many machines may do once a period. A lease that ends before that, also one that is lost at its deadline,
+    /// It stays in the store until this much time has passed since the acquisition, from 10 ms to a year (366 days): for a
+    /// job that any of many machines may do once a period. A lease that ends before that, also one that is lost at its deadline,
     /// sets the key's end by one call. A combinator delivers its value when that is confirmed, as after a release.
     /// A lease that lasts longer is released at its end.
     ///

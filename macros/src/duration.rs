@@ -8,8 +8,12 @@ use quote::quote_spanned;
 use syn::spanned::Spanned;
 use syn::{Expr, ExprLit, Lit};
 
-/// The shortest and the longest ttl, and time for which a key is kept.
+/// The shortest and the longest ttl.
 const TTL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(24 * 60 * 60);
+
+/// The shortest and the longest time for which a key is kept.
+const KEEP: RangeInclusive<Duration> =
+    Duration::from_millis(10)..=Duration::from_secs(366 * 24 * 60 * 60);
 
 /// A wait without end.
 const FOREVER: &str = "forever";
@@ -23,13 +27,13 @@ pub(crate) fn ttl(value: &Expr) -> syn::Result<TokenStream> {
                     .to_owned(),
             );
         }
-        read_ttl(text, "a ttl goes from 10 ms to 24 h")
+        read_within(text, TTL, "a ttl goes from 10 ms to 24 h")
     })
 }
 
 pub(crate) fn keep_for(value: &Expr) -> syn::Result<TokenStream> {
     duration(value, |text| {
-        read_ttl(text, "a key is kept for 10 ms to 24 h")
+        read_within(text, KEEP, "a key is kept for 10 ms to a year")
     })
 }
 
@@ -64,10 +68,14 @@ fn duration(
     }
 }
 
-fn read_ttl(text: &str, bounds: &str) -> Result<Duration, String> {
-    let ttl = read(text, "or \"500ms\"")?;
-    if TTL.contains(&ttl) {
-        Ok(ttl)
+fn read_within(
+    text: &str,
+    range: RangeInclusive<Duration>,
+    bounds: &str,
+) -> Result<Duration, String> {
+    let time = read(text, "or \"500ms\"")?;
+    if range.contains(&time) {
+        Ok(time)
     } else {
         Err(bounds.to_owned())
     }

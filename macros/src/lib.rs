@@ -53,7 +53,7 @@ use self::options::Options;
 /// | `max_renewals` | how often the watchdog renews at most, a `u32`; it brings the watchdog | without end |
 /// | `on_lost` | `"stop"`, `"run_on"`, or an `OnLost`: what becomes of the body if the lease is lost | `"stop"` |
 /// | `on_finish` | `"release"`, `"let_expire"`, or an `OnFinish`: what becomes of the key after the body | `"release"` |
-/// | `keep_for` | instead of `on_finish`: how long the key is kept after it was acquired, as `ttl`; see `OnFinish::KeepFor` | not kept |
+/// | `keep_for` | instead of `on_finish`: how long the key is kept after it was acquired, as `ttl`, up to a year; see `OnFinish::KeepFor` | not kept |
 /// | `keep_on_success` | no value: the key is kept only if the body returns `Ok`; otherwise it is released, and the next may try | kept in any case |
 /// | `shared` | no value: others that are `shared` may run at the same time, as by `Lock::shared` | exclusive |
 /// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits`: each caller's own limit | exclusive |

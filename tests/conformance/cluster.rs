@@ -87,6 +87,12 @@ impl World for OnCluster {
         self.cluster.cmd(&key, &["SET", &key, "dead:1", "PX", &ttl]);
     }
 
+    fn dead_waiter(&self, key: &str) {
+        let (key, queue) = (format!("lock:{key}"), format!("{{lock:{key}}}:~queue2"));
+        self.cluster
+            .cmd(&key, &["ZADD", &queue, "1", "dead:1 2000"]);
+    }
+
     /// Subscriptions, too.
     fn leftovers(&self) -> Vec<String> {
         let mut left = self.cluster.leftovers();

@@ -87,6 +87,35 @@ pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it<W: World>(w: 
     idle(&here).await;
 }
 
+/// Once a week, once a month: it was refused beyond a day.
+pub(crate) async fn a_key_is_kept_for_a_year<W: World>(w: &W) {
+    const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
+    let [here, there] = w.registries().await;
+    let kept = |lock: Lock, time| lock.on_finish(OnFinish::KeepFor(time));
+    for lock in [here.obtain("k"), here.obtain("k").permits(4).weight(3)] {
+        let lease = kept(lock.clone(), 366 * DAY).lease().await.unwrap();
+        assert!(
+            lease.deadline() < Instant::now() + ms(2001),
+            "the ttl is its own"
+        );
+        lease.finish().await.unwrap();
+        let other = there.obtain("k").wait(ms(300));
+        assert!(!other.acquire_once().await.unwrap());
+        // One that queues behind it, too.
+        assert!(!other.acquire().await.unwrap());
+        let seen = other.inspect().await.unwrap();
+        let left = seen.remaining.unwrap();
+        assert!(left > 365 * DAY && left <= 366 * DAY, "{left:?}");
+        assert!(there.force_release("k", seen.owner.unwrap()).await.unwrap());
+        assert!(other.acquire_once().await.unwrap());
+        assert!(other.release().await.unwrap());
+        for time in [366 * DAY + ms(1), ms(9)] {
+            let lock = kept(lock.clone(), time);
+            assert_err!(lock.acquire_once().await, InvalidSetting, "k");
+        }
+    }
+}
+
 /// One that lasts longer than the key is to stay is renewed, and released at its end.
 pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: World>(w: &W) {
     let [here, there] = w.registries().await;
@@ -406,6 +435,30 @@ pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
     assert_err!(lease.extend(ms(2000)).await, Closed, "k");
 }
 
+pub(crate) async fn a_handle_extends_what_it_holds<W: World>(w: &W) {
+    let registry = w.registry().await;
+    for lock in [registry.obtain("k"), registry.obtain("k").permits(4)] {
+        let lock = lock.ttl(ms(2000));
+        assert_eq!(lock.extend(ms(20_000)).await.unwrap(), None);
+        assert!(lock.acquire().await.unwrap());
+        let begin = Instant::now();
+        let until = lock.extend(ms(20_000)).await.unwrap().unwrap();
+        assert!(until > begin + ms(19_000));
+        assert_eq!(lock.view().unwrap().deadline(), until);
+        let seen = lock.inspect().await.unwrap();
+        assert!(seen.remaining > Some(ms(18_000)), "{seen:?}");
+        assert_err!(lock.extend(ms(1)).await, InvalidTtl, "k");
+        let mut lost = lock.view().unwrap().lost();
+        assert!(poll_once(&mut lost).await.is_none());
+        w.expire("k");
+        assert_err!(lock.view().unwrap().verify().await, Lost, "k");
+        assert_err!(lock.extend(ms(20_000)).await, Lost, "k");
+        assert!(lost.await.is_lost());
+        assert_err!(lock.release().await, Lost, "k");
+        assert_eq!(lock.extend(ms(20_000)).await.unwrap(), None);
+    }
+}
+
 /// The store is away: told after one response time-out, and the wish stands.
 pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
@@ -464,6 +517,27 @@ pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
     adopted.release().await.unwrap();
     assert!(in_line.await.unwrap());
     assert!(waiter.release().await.unwrap());
+}
+
+/// It was told as lost, though it is held: by whoever asks.
+pub(crate) async fn what_is_held_here_cannot_be_adopted<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let lease = here.obtain("k").lease().await.unwrap();
+    let text = format!("lockstream-lease-1 {} 64 0 k", lease.owner().unwrap());
+    let text: DetachedLease = text.parse().unwrap();
+    let error = assert_err!(here.adopt(text.clone()).await, NotDetached, "k");
+    assert!(!error.is_lost() && !error.is_retryable(), "{error}");
+    lease.verify().await.unwrap();
+    // Another of this registry is not there.
+    let other = format!("lockstream-lease-1 {}0 64 0 k", lease.owner().unwrap());
+    let adopting = here.adopt(other.parse().unwrap());
+    assert_err!(adopting.await, Lost, "k");
+    lease.verify().await.unwrap();
+    // Elsewhere it is taken, as whatever one knows the owner of.
+    let adopted = there.adopt(text.clone()).await.unwrap();
+    assert_err!(lease.verify().await, Lost, "k");
+    assert_err!(here.adopt(text).await, Lost, "k");
+    adopted.release().await.unwrap();
 }
 
 /// The registry that left it may take it up again.

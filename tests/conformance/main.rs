@@ -39,6 +39,7 @@ mod installed;
 mod invalid;
 mod leadership;
 mod leftovers;
+mod looking;
 mod loss;
 mod memory;
 mod modes;
@@ -73,17 +74,17 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 224;
+const CASES: usize = 241;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
-const CASES_OF_REDIS_ALONE: usize = 15;
+const CASES_OF_REDIS_ALONE: usize = 17;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(any(feature = "redis", feature = "postgres"))]
-const CORE: usize = 54;
+const CORE: usize = 62;
 #[cfg(feature = "redis")]
-const CORE_OF_REDIS_ALONE: usize = 9;
+const CORE_OF_REDIS_ALONE: usize = 11;
 
 suite! {
     waiting: in_runtime {
@@ -220,6 +221,7 @@ suite! {
         #[core]
         a_kept_key_stays_until_its_ttl_is_over,
         a_key_that_is_kept_for_a_time_is_free_after_it,
+        a_key_is_kept_for_a_year,
         work_that_lasts_longer_than_its_key_is_kept_releases_it,
         how_long_a_key_is_kept_is_not_how_long_a_lease_lasts,
         who_waits_gets_a_kept_key_when_its_time_is_over,
@@ -233,6 +235,7 @@ suite! {
         a_shutdown_leaves_what_is_to_stay,
         #[core]
         a_lease_is_extended,
+        a_handle_extends_what_it_holds,
         what_cannot_be_extended_says_so,
         an_extension_outlasts_an_outage,
         #[core]
@@ -245,6 +248,7 @@ suite! {
         an_adopted_lease_is_renewed,
         an_outage_does_not_lose_what_is_detached,
         adoptions_that_cannot_be,
+        what_is_held_here_cannot_be_adopted,
         handed_round_tokens_grow,
     }
     loss: in_runtime {
@@ -258,6 +262,30 @@ suite! {
         a_handle_learns_of_the_end_by_itself,
         a_lease_tells_its_end,
         an_expired_lease_does_not_release_its_successor,
+    }
+    looking: in_runtime {
+        #[core]
+        who_is_over_is_told_no_more,
+        a_scan_leaves_out_the_dead,
+        #[core]
+        holders_are_told_whole_and_how_much_is_taken,
+        #[core]
+        a_waiter_that_died_is_told_no_more,
+        holders_and_waiters_have_a_key_and_a_name,
+        #[core]
+        a_lease_tells_its_owner,
+        #[core]
+        a_lease_is_verified_at_the_store,
+        a_verification_prolongs_nothing,
+        a_verification_without_an_answer_says_so,
+        #[core]
+        force_takes_an_exclusive_lock,
+        #[core]
+        force_takes_one_reader,
+        #[core]
+        force_takes_one_permit,
+        force_takes_a_key_that_is_kept,
+        force_takes_nothing_from_another,
     }
     leadership: in_runtime {
         a_free_lead_is_had_at_once,
@@ -414,6 +442,10 @@ redis_alone! {
     a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting,
     a_foreign_lock_without_a_ttl_is_looked_at,
     a_value_of_somebody_else_is_never_deleted,
+    #[core]
+    force_takes_a_plain_lock_of_others,
+    #[core]
+    an_inspection_writes_nothing,
     #[core]
     nothing_is_left_but_the_fence,
     #[core]

@@ -73,6 +73,10 @@ impl World for Memory {
         dies.join().unwrap();
     }
 
+    fn dead_waiter(&self, key: &str) {
+        self.store.dead_waiter(key, ms(2000));
+    }
+
     fn leftovers(&self) -> Vec<String> {
         vec!["a key".to_owned(); self.store.keys()]
     }

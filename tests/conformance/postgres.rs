@@ -119,6 +119,13 @@ impl<const PUBLISHED: bool> World for On<PUBLISHED> {
         ));
     }
 
+    fn dead_waiter(&self, key: &str) {
+        self.schema.run(&format!(
+            "INSERT INTO lockstream.ticket VALUES ('lock:{key}', 1, 'dead:1', 1, '', 2000000); \
+             UPDATE lockstream.lock SET waited = true WHERE key = 'lock:{key}'"
+        ));
+    }
+
     fn leftovers(&self) -> Vec<String> {
         let rows = self.schema.rows(
             "SELECT 'lock ' || key || ' of ' || owner FROM lockstream.lock \

@@ -146,6 +146,11 @@ impl<M: Make> World for On<M> {
         self.server.cmd(&["SET", &key, "dead:1", "PX", &ttl]);
     }
 
+    fn dead_waiter(&self, key: &str) {
+        let queue = format!("{{lock:{key}}}:~queue2");
+        self.server.cmd(&["ZADD", &queue, "1", "dead:1 2000"]);
+    }
+
     fn leftovers(&self) -> Vec<String> {
         let mut keys = self.server.keys("*");
         keys.retain(|key| !key.ends_with(":~fence"));

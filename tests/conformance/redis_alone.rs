@@ -5,7 +5,7 @@ use std::future::pending;
 use futures::StreamExt;
 use futures::future::join_all;
 use lockstream::store::RedisStore;
-use lockstream::{FutureLockExt, Leadership, Lock, LockRegistry};
+use lockstream::{FutureLockExt, Leadership, Lock, LockRegistry, OnFinish};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
@@ -67,6 +67,63 @@ pub(crate) async fn a_foreign_lock_without_a_ttl_is_looked_at(w: &Redis) {
     let begin = Instant::now();
     assert!(acquire.await.unwrap());
     assert!(begin.elapsed() <= ms(12_050) + Redis::LATE);
+}
+
+/// The value is compared and the key deleted in one step, and whoever waits is served at once.
+pub(crate) async fn force_takes_a_plain_lock_of_others(w: &On<impl Make>) {
+    let locks = w.registry().await;
+    let lock = locks.obtain("k").wait(2 * BOUND);
+    assert!(set_nx(w.server(), "foreign lock: 1", "60000"));
+    let mut acquire = lock.acquire();
+    assert!(poll_once(&mut acquire).await.is_none());
+    waiting(&lock, 1).await;
+    let seen = lock.inspect().await.unwrap();
+    assert_eq!(seen.holders[0].name(), None);
+    assert!(!locks.force_release("k", "foreign").await.unwrap());
+    assert_eq!(w.server().get("lock:k").as_deref(), Some("foreign lock: 1"));
+    let taken = locks.force_release("k", &seen.holders[0].owner).await;
+    assert!(taken.unwrap());
+    assert!(timeout(SOON, acquire).await.unwrap().unwrap());
+    assert!(lock.release().await.unwrap());
+    // What is no lock at all is left alone.
+    w.server().cmd(&["LPUSH", "lock:k", "x"]);
+    assert_err!(locks.force_release("k", "x").await, Store, "k");
+    w.server().cmd(&["DEL", "lock:k"]);
+    w.server().cmd(&["ZADD", "lock:k", "1", "x"]);
+    assert_err!(locks.force_release("k", "x").await, Store, "k");
+    assert!(w.server().del("lock:k"));
+}
+
+/// Also of a lock whose holders are over, and a queue of the dead.
+pub(crate) async fn an_inspection_writes_nothing(w: &On<impl Make>) {
+    let [here, there] = w.registries().await;
+    let changes = || {
+        let info: String = w.server().ask(&["INFO", "persistence"]);
+        let line = info.lines().find(|it| it.starts_with("rdb_changes"));
+        line.unwrap().to_owned()
+    };
+    let lock = here.obtain("k").shared().on_finish(OnFinish::LetExpire);
+    lock.clone()
+        .ttl(ms(1500))
+        .lease()
+        .await
+        .unwrap()
+        .finish()
+        .await
+        .unwrap();
+    let held = lock.ttl(ms(60_000)).lease().await.unwrap();
+    w.dead_waiter("k");
+    eventually("one is over", async || {
+        there.obtain("k").inspect().await.unwrap().holders.len() == 1
+    })
+    .await;
+    let before = changes();
+    let seen = there.obtain("k").inspect().await.unwrap();
+    assert_eq!((seen.taken, seen.waiting), (1, 0));
+    assert_eq!(changes(), before);
+    let written: Vec<String> = w.server().ask(&["ZRANGE", "lock:k", "0", "-1"]);
+    assert_eq!(written.len(), 2, "{written:?}");
+    held.release().await.unwrap();
 }
 
 /// By whichever end of a lease: a release, a drop, a loss, or a shutdown.

@@ -86,6 +86,10 @@ impl World for OnReplicas {
         self.inner.crashed_holder(key, ttl);
     }
 
+    fn dead_waiter(&self, key: &str) {
+        self.inner.dead_waiter(key);
+    }
+
     fn leftovers(&self) -> Vec<String> {
         self.inner.leftovers()
     }

@@ -51,6 +51,9 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     /// A process took the key for `ttl` and died at once.
     fn crashed_holder(&self, key: &str, ttl: Duration);
 
+    /// A process queued for the key, which is held, and died.
+    fn dead_waiter(&self, key: &str);
+
     /// What is in the store, but for the fence: locks and queues.
     fn leftovers(&self) -> Vec<String>;
 

@@ -60,6 +60,56 @@ async fn connections_killed_while_the_lock_changes_hands() {
     nothing_left(&server, &[&one, &two]).await;
 }
 
+/// The connections of four are killed at the moment of the hand-over, and the holder's, too. Those in front whose
+/// connection is not back yet are passed over. They keep their places: nobody is passed over twice by the same.
+#[tokio::test]
+async fn connections_killed_under_four_waiters() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let holding = builder(&url).await.build().unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        waiting.push(builder(&url).await.build().unwrap());
+    }
+    let (mut round, mut is_passed_over) = (0, false);
+    // Until the kill has come in time once: else nothing is shown.
+    while round < 8 || !is_passed_over {
+        assert!(round < 100, "nobody was passed over");
+        round += 1;
+        let lease = holding.obtain("k").lease().await.unwrap();
+        let (serve, mut served) = tokio::sync::mpsc::unbounded_channel();
+        for (n, registry) in (0..).zip(&waiting) {
+            let (lock, serve) = (registry.obtain("k").wait(LONG), serve.clone());
+            tokio::spawn(async move {
+                let lease = lock.lease().await.unwrap();
+                assert!(serve.send((n, lease)).is_ok());
+            });
+            crate::wait_for_queue(&server, n + 1).await;
+        }
+        let release = tokio::spawn(lease.release());
+        if round % 2 == 0 {
+            tokio::task::yield_now().await;
+        }
+        server.client_kill_all();
+        timeout(BOUND, release).await.unwrap().unwrap().unwrap();
+        let mut order = Vec::new();
+        for left in (0..4).rev() {
+            let (n, lease) = timeout(BOUND, served.recv()).await.unwrap().unwrap();
+            order.push(n);
+            // The others are back in their places.
+            while holding.obtain("k").inspect().await.unwrap().waiting != left {
+                sleep(ms(2)).await;
+            }
+            lease.release().await.unwrap();
+        }
+        assert!(order[1..].is_sorted(), "{order:?}");
+        is_passed_over |= order[0] != 0;
+    }
+    let mut all = vec![&holding];
+    all.extend(&waiting);
+    nothing_left(&server, &all).await;
+}
+
 #[tokio::test]
 async fn restarted_with_its_data() {
     let mut server = RedisServer::builder().keep_data().start();

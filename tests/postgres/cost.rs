@@ -298,9 +298,10 @@ async fn what_changes_nothing_writes_nothing() {
         assert_eq!(entered[0].get::<_, String>(0), "busy", "{key} {mode}");
         let place = entered[0].get::<_, i64>(1).to_string();
         let again = op("E", 4711, key, &owner, mode, &place);
-        let others = ["A", "W", "U", "R", "N", "V", "S", "Y"];
+        let others = ["A", "W", "U", "R", "N", "V", "S", "Y", "T"];
         let others = others.map(|it| op(it, 4711, key, "waiter:8", mode, "5"));
-        for sql in others.iter().chain([&again]) {
+        let inspects = format!("SELECT count(*)::text FROM lockstream.inspect_1('{key}', 4711)");
+        for sql in others.iter().chain([&again, &inspects]) {
             let before = (writes(&server), seen(bytes));
             let verdict: String = waiter.one(sql);
             for _ in 0..TIMES {

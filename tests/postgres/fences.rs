@@ -193,6 +193,40 @@ async fn a_lease_that_runs_out_in_a_transaction_is_not_given_away() {
     .await;
 }
 
+/// Whoever takes a lock by force waits for a transaction that is fenced by it. No fence begins meanwhile, and the key goes
+/// to whoever waits when the transaction has ended.
+#[tokio::test]
+async fn force_waits_for_the_transaction() {
+    let (server, one, other) = shop().await;
+    for shared in [false, true] {
+        let lock = one.obtain("account:1").ttl(ms(60_000));
+        let lock = if shared { lock.shared() } else { lock };
+        let lease = lock.lease().await.unwrap();
+        let (owner, token) = (lease.owner().unwrap(), lease.token().get());
+        let mut client = client(&server.url()).await;
+        let transaction = client.transaction().await.unwrap();
+        lease.view().fence(&transaction).await.unwrap();
+        let waiter = tokio::spawn(other.obtain("account:1").lease_within(BOUND));
+        eventually("it waits", async || {
+            other.obtain("account:1").inspect().await.unwrap().waiting == 1
+        })
+        .await;
+        let forced = tokio::spawn(other.force_release("account:1", &owner));
+        let mut sql = server.client();
+        eventually("the lease is over", async || lease.verify().await.is_err()).await;
+        let fence = format!("SELECT lockstream.fence('account:1', {token})");
+        let error = sql.try_run(&fence).unwrap_err();
+        assert_eq!(error.code().unwrap().code(), "LS001");
+        tokio::time::sleep(ms(300)).await;
+        assert!(!forced.is_finished() && !waiter.is_finished());
+        transaction.commit().await.unwrap();
+        assert!(forced.await.unwrap().unwrap());
+        waiter.await.unwrap().unwrap().release().await.unwrap();
+        assert!(!other.force_release("account:1", &owner).await.unwrap());
+        drop(lease);
+    }
+}
+
 /// The end of a lease whose key is kept waits for nothing: the key is nobody's. Its time may be over before the transaction
 /// is, and then it is given to nobody before that has ended. No fence begins meanwhile.
 #[tokio::test]

@@ -167,6 +167,50 @@ async fn acquired_contended_released_dropped() {
     }
 }
 
+/// Of three nodes one may be away. What a minority has is nobody's lock.
+#[tokio::test]
+async fn verified_and_taken_by_force() {
+    let mut servers = servers(3);
+    let (here, there) = (
+        builder(&servers).build().unwrap(),
+        builder(&servers).build().unwrap(),
+    );
+    for is_one_away in [false, true] {
+        let lease = here.obtain("k").lease().await.unwrap();
+        lease.verify().await.unwrap();
+        let owner = lease.owner().unwrap();
+        let seen = there.obtain("k").inspect().await.unwrap();
+        assert_eq!((seen.owner.as_deref(), seen.taken), (Some(&*owner), 1));
+        if is_one_away {
+            servers[2].kill();
+            lease.verify().await.unwrap();
+        }
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        wait_until("it listens", BOUND, || {
+            let listeners =
+                |server: &RedisServer| server.ask::<u64>(&["ZCARD", "{lock:k}:~listen1"]) == 1;
+            servers[..2].iter().all(listeners)
+        })
+        .await;
+        assert!(!there.force_release("k", "a:1").await.unwrap());
+        assert!(there.force_release("k", &owner).await.unwrap());
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        assert!(lease.verify().await.is_err_and(|error| error.is_lost()));
+        assert!(!lease.is_valid());
+        next.verify().await.unwrap();
+        assert!(!there.force_release("k", &owner).await.unwrap());
+        next.release().await.unwrap();
+    }
+    let lease = here.obtain("k").lease().await.unwrap();
+    servers[1].kill();
+    let error = lease.verify().await.unwrap_err();
+    assert!(matches!(error, LockError::Store { .. }), "{error:?}");
+    let owner = lease.owner().expect("it is not known to be lost");
+    let error = there.force_release("k", owner).await.unwrap_err();
+    assert!(matches!(error, LockError::Store { .. }), "{error:?}");
+    drop(lease);
+}
+
 #[tokio::test]
 async fn tokens_grow_and_turns_do_not_overlap() {
     let servers = servers(3);

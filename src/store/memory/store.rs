@@ -4,6 +4,8 @@ use std::sync::Weak;
 #[cfg(feature = "test-util")]
 use std::time::Duration;
 
+#[cfg(feature = "test-util")]
+use super::keyspace::Asking;
 use super::session::MemorySession;
 #[cfg(feature = "test-util")]
 use super::session::offline_error;
@@ -11,7 +13,7 @@ use super::shared::Shared;
 #[cfg(feature = "test-util")]
 use crate::StoreError;
 #[cfg(feature = "test-util")]
-use crate::store::contract::StoreEvent;
+use crate::store::contract::{Op, Owner, StoreEvent};
 use crate::store::contract::{Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 
@@ -77,6 +79,22 @@ impl MemoryStore {
     #[cfg(feature = "test-util")]
     pub fn set_latency(&self, latency: Duration) {
         self.shared.lock().latency = latency;
+    }
+
+    /// A registry of the usual prefix has queued for a key that is held, and is gone without a word.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn dead_waiter(&self, key: &str, ttl: Duration) {
+        let asking = Asking {
+            prefix: &"lock".into(),
+            instance: &"dead".into(),
+            key: &key.into(),
+            now: self.shared.now(),
+        };
+        let (owner, score) = (Owner::exclusive(1), None);
+        let op = Op::Enter { owner, ttl, score };
+        let mut state = self.shared.lock();
+        drop(state.keyspace.apply(asking, &op, &|_| true));
     }
 
     /// Deletes all data, fences too, as a server that restarts without its data: the connection of every registry

@@ -382,8 +382,8 @@ impl PostgresStoreBuilder {
     /// restore. It must be at least the longest ttl and the longest `KeepFor` in use. It is a setting of the schema, for
     /// all registries, and is stored by [`PostgresStore::migrate`] and by [`connect`](Self::connect).
     pub fn quiet_time(self, quiet: Duration) -> Self {
-        let is_allowed = quiet <= Duration::from_secs(7 * 86_400);
-        let checked = self.check(is_allowed, "quiet time", "must be at most a week");
+        let is_allowed = quiet <= *crate::settings::KEEP.end();
+        let checked = self.check(is_allowed, "quiet time", "must be at most a year");
         checked.set(|settings| settings.quiet = Some(quiet))
     }
 
