@@ -59,6 +59,7 @@ impl Acquiring {
         let mut options = LockOptions::new(Some(engine), detached.key());
         // It asks once: the lease is there, or it is lost.
         options.wait = Some(Duration::ZERO);
+        options.set_mode(detached.mode());
         let mut acquiring = Self::new(options);
         acquiring.adopts = Some(Box::new(detached));
         acquiring

@@ -3,12 +3,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::Token;
 use crate::acquire::AcquireLease;
-use crate::key;
+use crate::{Mode, Token, key};
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
+
+/// The same of a reader or a permit: the mode follows.
+const SHARED_HEAD: &str = "lockstream-lease-2";
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 200;
@@ -40,6 +42,7 @@ const MAX_OWNER: usize = 200;
 pub struct DetachedLease {
     key: Arc<str>,
     owner: Arc<str>,
+    mode: Mode,
     token: Token,
     /// Milliseconds since the Unix epoch: what a text can say.
     deadline: u64,
@@ -47,7 +50,13 @@ pub struct DetachedLease {
 
 impl DetachedLease {
     /// `left`: how long it lasts on our own clock.
-    pub(crate) fn new(key: Arc<str>, owner: String, token: Token, left: Duration) -> Self {
+    pub(crate) fn new(
+        key: Arc<str>,
+        owner: String,
+        mode: Mode,
+        token: Token,
+        left: Duration,
+    ) -> Self {
         let deadline = SystemTime::now() + left;
         let since = deadline
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -55,6 +64,7 @@ impl DetachedLease {
         Self {
             key,
             owner: owner.into(),
+            mode,
             token,
             deadline: u64::try_from(since.as_millis()).unwrap_or(0),
         }
@@ -64,6 +74,7 @@ impl DetachedLease {
     fn checked(
         key: &str,
         owner: &str,
+        mode: Mode,
         token: u64,
         deadline: u64,
     ) -> Result<Self, ParseDetachedLeaseError> {
@@ -78,6 +89,7 @@ impl DetachedLease {
         Ok(Self {
             key: key.into(),
             owner: owner.into(),
+            mode,
             token,
             deadline,
         })
@@ -91,6 +103,11 @@ impl DetachedLease {
     /// The owner that left it, as stored: `<instance>:<sequence>`, at most 200 bytes.
     pub fn owner(&self) -> &str {
         &self.owner
+    }
+
+    /// What it excludes, as before.
+    pub fn mode(&self) -> Mode {
+        self.mode
     }
 
     /// Its fencing token. Adopting it yields a greater one.
@@ -119,17 +136,23 @@ fn owner_fault(owner: &str) -> Option<&'static str> {
     (!fits).then_some(fault)
 }
 
-/// The format's name and version, owner, token, deadline in milliseconds since the Unix epoch, and
-/// last the key, which may hold spaces.
+/// The format's name and version; the mode, if it is not exclusive; owner, token, deadline in milliseconds since the Unix
+/// epoch, and last the key, which may hold spaces.
 impl fmt::Display for DetachedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             key,
             owner,
+            mode,
             token,
             deadline,
         } = self;
-        write!(f, "{HEAD} {owner} {token} {deadline} {key}")
+        match mode {
+            Mode::Exclusive => write!(f, "{HEAD}")?,
+            Mode::Shared => write!(f, "{SHARED_HEAD} r")?,
+            Mode::Permits { limit, weight } => write!(f, "{SHARED_HEAD} {weight}/{limit}")?,
+        }
+        write!(f, " {owner} {token} {deadline} {key}")
     }
 }
 
@@ -139,18 +162,41 @@ impl FromStr for DetachedLease {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let text = text.strip_suffix('\n').unwrap_or(text);
         let text = text.strip_suffix('\r').unwrap_or(text);
-        let mut words = text.splitn(5, ' ');
-        let mut word = || words.next().ok_or(ParseDetachedLeaseError("truncated"));
-        if word()? != HEAD {
-            return Err(ParseDetachedLeaseError(
-                "must begin with `lockstream-lease-1`",
-            ));
-        }
+        const TRUNCATED: ParseDetachedLeaseError = ParseDetachedLeaseError("truncated");
+        let (head, mut rest) = text.split_once(' ').unwrap_or((text, ""));
+        let mode = match head {
+            HEAD => Mode::Exclusive,
+            SHARED_HEAD => {
+                let (mode, others) = rest.split_once(' ').ok_or(TRUNCATED)?;
+                rest = others;
+                shared_mode(mode)?
+            }
+            _ => {
+                return Err(ParseDetachedLeaseError(
+                    "must begin with `lockstream-lease-1` or `lockstream-lease-2`",
+                ));
+            }
+        };
+        let mut words = rest.splitn(4, ' ');
+        let mut word = || words.next().ok_or(TRUNCATED);
         let owner = word()?;
         let token = number(word()?, "token is not a number")?;
         let deadline = number(word()?, "deadline is not a number")?;
-        Self::checked(word()?, owner, token, deadline)
+        Self::checked(word()?, owner, mode, token, deadline)
     }
+}
+
+/// The mode of a reader or a permit. Whether the weight is allowed is told when it is adopted.
+fn shared_mode(text: &str) -> Result<Mode, ParseDetachedLeaseError> {
+    const FAULT: &str = "mode must be `r` or `<weight>/<limit>`";
+    if text == "r" {
+        return Ok(Mode::Shared);
+    }
+    let (weight, limit) = text.split_once('/').ok_or(ParseDetachedLeaseError(FAULT))?;
+    let (weight, limit) = (number(weight, FAULT)?, number(limit, FAULT)?);
+    let fits = u8::try_from(weight).ok().zip(u32::try_from(limit).ok());
+    let (weight, limit) = fits.ok_or(ParseDetachedLeaseError(FAULT))?;
+    Ok(Mode::Permits { limit, weight })
 }
 
 /// Digits alone: one number has one text.
@@ -194,6 +240,7 @@ mod tests {
         DetachedLease::new(
             "a key".into(),
             "00ab:17".into(),
+            Mode::Exclusive,
             Token::new(108_800_000_000_064).unwrap(),
             Duration::from_secs(3),
         )
@@ -223,6 +270,21 @@ mod tests {
         assert_eq!(since.unwrap(), Duration::from_millis(1_700_000_000_123));
     }
 
+    #[test]
+    fn the_format_of_shared_leases_never_changes() {
+        let permit = Mode::Permits {
+            limit: 9,
+            weight: 3,
+        };
+        for (text, mode) in [("r", Mode::Shared), ("3/9", permit)] {
+            let line = format!("lockstream-lease-2 {text} 00ab:17 64 1700000000123 a key: {{x}}");
+            let lease: DetachedLease = line.parse().unwrap();
+            assert_eq!((lease.key(), lease.owner()), ("a key: {x}", "00ab:17"));
+            assert_eq!((lease.mode(), lease.token().get()), (mode, 64));
+            assert_eq!(lease.to_string(), line);
+        }
+    }
+
     /// A key that only some prefixes allow is told when it is adopted, by a registry that has one.
     #[test]
     fn a_key_that_needs_its_prefix_is_read() {
@@ -242,6 +304,17 @@ mod tests {
             "lockstream-lease-1 00ab:17 64 1",
             "lockstream-lease-1 00ab:17 64 1 ",
             "lockstream-lease-2 00ab:17 64 1 k",
+            "lockstream-lease-2",
+            "lockstream-lease-2 r",
+            "lockstream-lease-2 r 00ab:17 64 1",
+            "lockstream-lease-2 x 00ab:17 64 1 k",
+            "lockstream-lease-2 1/ 00ab:17 64 1 k",
+            "lockstream-lease-2 /4 00ab:17 64 1 k",
+            "lockstream-lease-2 +1/4 00ab:17 64 1 k",
+            "lockstream-lease-2 256/400 00ab:17 64 1 k",
+            "lockstream-lease-2 1/4294967296 00ab:17 64 1 k",
+            "lockstream-lease-2 1/4 64 1 k",
+            "lockstream-lease-3 00ab:17 64 1 k",
             "lockstream-lease-1  64 1 k",
             "lockstream-lease-1 00ab 64 1 k",
             "lockstream-lease-1 :17 64 1 k",

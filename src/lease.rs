@@ -14,11 +14,11 @@ use crate::detached::DetachedLease;
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
 use crate::extend::{Extend, extend};
 use crate::operation::Operation;
-use crate::options::{EXCLUSIVE_ONLY, LockOptions};
+use crate::options::LockOptions;
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
 use crate::verify_lease::{Verify, verify};
-use crate::{LockError, Mode, Token};
+use crate::{LockError, Token};
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
 /// [`on_finish`](crate::Lock::on_finish) lets the key expire, or keeps it for a time.
@@ -265,8 +265,7 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidSetting`] for a [shared](crate::Lock::shared) lease, a [permit](crate::Lock::permits), or a lease
-    /// of [several keys](crate::LockRegistry::obtain_all). It is released then.
+    /// [`LockError::InvalidSetting`] for a lease of [several keys](crate::LockRegistry::obtain_all). It is released then.
     ///
     /// # What follows
     ///
@@ -278,18 +277,19 @@ impl Lease {
     /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
     pub fn detach(self) -> Result<DetachedLease, LockError> {
         let key = self.view.whole_key().clone();
-        if self.view.caller.mode() != Mode::Exclusive || self.view.group.is_some() {
+        if self.view.group.is_some() {
             drop(self.release());
             return Err(LockError::InvalidSetting {
                 key,
                 setting: "detach",
-                reason: EXCLUSIVE_ONLY,
+                reason: "is for locks of one key only",
             });
         }
         let now = self.view.view_context.clock.now();
         let left = self.view.caller.deadline().saturating_sub(now);
         let owner = self.engine.detach(&self.view.caller);
-        Ok(DetachedLease::new(key, owner, self.view.token, left))
+        let mode = self.view.caller.mode();
+        Ok(DetachedLease::new(key, owner, mode, self.view.token, left))
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever

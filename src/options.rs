@@ -50,7 +50,7 @@ pub(crate) enum Sharing {
     Permits(u32),
 }
 
-pub(crate) const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
+const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
 
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;
@@ -113,6 +113,15 @@ impl LockOptions {
             keys: Some(keys.clone().into()),
             ..Self::new(engine, &group_name(&keys))
         }
+    }
+
+    /// Asks for this mode.
+    pub(crate) fn set_mode(&mut self, mode: Mode) {
+        (self.sharing, self.weight) = match mode {
+            Mode::Exclusive => (Sharing::No, None),
+            Mode::Shared => (Sharing::Readers, None),
+            Mode::Permits { limit, weight } => (Sharing::Permits(limit), Some(weight.into())),
+        };
     }
 
     pub(crate) fn is_group(&self) -> bool {

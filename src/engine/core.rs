@@ -272,7 +272,7 @@ impl Engine {
         arrival: Arrival,
     ) -> Option<Token> {
         self.enqueue(caller, arrival, |lines, cx, waiter| {
-            lines.adopt(cx, from, waiter)
+            lines.adopt(cx, caller.mode(), from, waiter)
         })
     }
 

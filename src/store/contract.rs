@@ -93,8 +93,8 @@ pub enum Op {
         ttl: Duration,
         within: Duration,
     },
-    /// Take over the lock from the owner that left it. `from` is the whole value of its key, perhaps of another
-    /// registry. The queue stays as it is.
+    /// Take over the lock from the owner that left it, which has it in the mode of `owner`. `from` is that owner as text:
+    /// of an exclusive lock the whole value of its key, perhaps of another registry. The queue stays as it is.
     Adopt {
         owner: Owner,
         from: Arc<str>,

@@ -153,10 +153,19 @@ impl<C: Clone> Lines<C> {
     pub(crate) fn adopt(
         &mut self,
         cx: &mut EventCx<'_>,
+        mode: Mode,
         from: Arc<str>,
         waiter: Waiter<C>,
     ) -> WaiterId {
-        self.exclusive.adopt(cx, from, waiter)
+        if mode == Mode::Exclusive {
+            return self.exclusive.adopt(cx, from, waiter);
+        }
+        let (exclusive, shared) = self.shared();
+        let mut turnstile = exclusive.beside(mode);
+        let id = turnstile.adopt(cx, from, waiter);
+        shared.add(id, turnstile);
+        shared.settle(id);
+        id
     }
 
     pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {

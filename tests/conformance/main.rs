@@ -74,7 +74,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 241;
+const CASES: usize = 243;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -82,7 +82,7 @@ const CASES_OF_REDIS_ALONE: usize = 17;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(any(feature = "redis", feature = "postgres"))]
-const CORE: usize = 62;
+const CORE: usize = 64;
 #[cfg(feature = "redis")]
 const CORE_OF_REDIS_ALONE: usize = 11;
 
@@ -170,6 +170,10 @@ suite! {
         settings_that_do_not_fit_are_refused,
         an_exclusive_lock_inside_a_shared_one_is_refused,
         a_shared_lock_shares_no_lease_inside,
+        #[core]
+        permits_and_readers_go_from_process_to_process,
+        #[core]
+        a_permit_is_adopted_as_it_is,
         a_shutdown_releases_shared_leases_and_refuses_shared_waiters,
         shared_waiters_survive_an_outage,
         streams_run_under_shared_locks,

@@ -4,8 +4,8 @@ use futures::future::join_all;
 use futures::stream;
 use lockstream::verify::StepVerifier;
 use lockstream::{
-    FutureLockExt, Lease, Lock, LockError, LockEvent, LockRegistry, Mode, OnFinish, Renewal,
-    StreamLockExt,
+    DetachedLease, FutureLockExt, Lease, Lock, LockError, LockEvent, LockRegistry, Mode, OnFinish,
+    Renewal, StreamLockExt,
 };
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep, timeout};
@@ -444,15 +444,129 @@ pub(crate) async fn settings_that_do_not_fit_are_refused<W: World>(w: &W) {
     assert_eq!(setting(reader(&locks).weight(1)).await, "weight");
     assert_eq!(setting(reader(&locks).reentrant()).await, "reentrant");
     assert_err!(reader(&locks).lead(async |_| ()).await, InvalidSetting, "k");
-    let lease = once(&reader(&locks)).await.unwrap();
-    assert_err!(lease.detach(), InvalidSetting, "k");
-    free(&locks.obtain("k")).await;
     // The last one counts.
     let lock = reader(&locks).permits(2);
     let lease = once(&lock).await.unwrap();
     let seen = lock.inspect().await.unwrap();
     assert_eq!(seen.holders[0].mode.to_string(), "permit 1/2");
     lease.release().await.unwrap();
+}
+
+/// What one process has taken another gives back, each permit by itself. Whoever waits comes in when there is room, and not
+/// by an adoption.
+pub(crate) async fn permits_and_readers_go_from_process_to_process<W: World>(w: &W) {
+    let [here, there, third] = w.registries().await;
+    for (lock, other) in [
+        (permit(&here, 9, 3), permit(&here, 9, 6)),
+        (reader(&here), reader(&here)),
+    ] {
+        let beside = once(&other).await.unwrap();
+        let lease = lock.ttl(ms(20_000)).lease().await.unwrap();
+        let (token, owner, view) = (lease.token(), lease.owner(), lease.view());
+        let taken = third.obtain("k").inspect().await.unwrap().taken;
+        let detached = lease.detach().unwrap();
+        assert_eq!(Some(detached.owner()), owner.as_deref());
+        assert!(!view.is_valid());
+        let writer = third.obtain("k").wait(2 * BOUND);
+        let mut writes = Box::pin(writer.lease());
+        assert!(poll_once(&mut writes).await.is_none());
+        waiting(&writer, 1).await;
+
+        let line = detached.to_string();
+        let sent: DetachedLease = line.parse().unwrap();
+        assert_eq!(sent, detached);
+        let adopted = there.adopt(sent).await.unwrap();
+        assert!(adopted.token() > token);
+        let seen = third.obtain("k").inspect().await.unwrap();
+        assert_eq!(
+            (seen.holders.len(), seen.taken, seen.waiting),
+            (2, taken, 1)
+        );
+        let modes: Vec<_> = seen.holders.iter().map(|it| it.mode).collect();
+        assert!(modes.contains(&detached.mode()), "{seen:?}");
+        assert!(
+            seen.holders
+                .iter()
+                .any(|it| Some(&it.owner) == adopted.owner().as_ref())
+        );
+        // It can be had once.
+        assert_err!(there.adopt(detached.clone()).await, Lost, "k");
+        assert_err!(here.adopt(detached).await, Lost, "k");
+        // It is renewed by whoever has it now.
+        sleep(ms(2500)).await;
+        adopted.verify().await.unwrap();
+        assert!(adopted.is_valid() && adopted.token() > token);
+        adopted.release().await.unwrap();
+        assert!(poll_once(&mut writes).await.is_none());
+        beside.release().await.unwrap();
+        timeout(SOON, writes)
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+
+    // Several at once, of which one process after the other takes one.
+    let mut lines = Vec::new();
+    for _ in 0..3 {
+        let lease = permit(&here, 3, 1).lease().await.unwrap();
+        lines.push(lease.detach().unwrap().to_string());
+    }
+    let next = permit(&here, 3, 1).wait(2 * BOUND);
+    for line in lines {
+        assert!(once(&permit(&third, 3, 1)).await.is_none());
+        let adopting = [&here, &there, &third].map(|locks| locks.adopt(line.parse().unwrap()));
+        let adopted = join_all(adopting).await;
+        let had: Vec<_> = adopted.into_iter().filter_map(Result::ok).collect();
+        let [lease] = &had[..] else { panic!("{had:?}") };
+        let mut waits = Box::pin(next.lease());
+        assert!(poll_once(&mut waits).await.is_none());
+        waiting(&next, 1).await;
+        lease.verify().await.unwrap();
+        drop(had);
+        let lease = timeout(SOON, waits).await.unwrap().unwrap();
+        // It stays for the next round.
+        drop(lease.detach().unwrap());
+    }
+    free(&third.obtain("k")).await;
+}
+
+/// A text that was made up takes no more than was given away, and one that is over nothing.
+pub(crate) async fn a_permit_is_adopted_as_it_is<W: World>(w: &W) {
+    let [here, there] = w.registries().await;
+    let beside = permit(&here, 9, 6).lease().await.unwrap();
+    let lease = permit(&here, 9, 3).ttl(ms(60_000)).lease().await.unwrap();
+    let detached = lease.detach().unwrap();
+    let line = detached.to_string();
+    for (from, to) in [
+        ("-2 3/9 ", "-2 4/9 "),
+        ("-2 3/9 ", "-2 2/9 "),
+        ("-2 3/9 ", "-2 3/10 "),
+        ("-2 3/9 ", "-2 r "),
+        ("-2 3/9 ", "-1 "),
+    ] {
+        let forged = line.replace(from, to);
+        assert_ne!(forged, line);
+        assert_err!(there.adopt(forged.parse().unwrap()).await, Lost, "k");
+    }
+    let forged = line.replace("-2 3/9 ", "-2 0/9 ").parse().unwrap();
+    assert_err!(there.adopt(forged).await, InvalidSetting, "k");
+    let seen = there.obtain("k").inspect().await.unwrap();
+    assert_eq!((seen.holders.len(), seen.taken), (2, 9));
+    let adopted = there.adopt(detached).await.unwrap();
+    let text = format!("lockstream-lease-2 3/9 {} 64 0 k", adopted.owner().unwrap());
+    let held_there = there.adopt(text.parse().unwrap()).await;
+    assert_err!(held_there, NotDetached, "k");
+    adopted.verify().await.unwrap();
+    adopted.release().await.unwrap();
+    beside.release().await.unwrap();
+
+    let lease = reader(&here).ttl(ms(1500)).lease().await.unwrap();
+    let detached = lease.detach().unwrap();
+    free(&here.obtain("k")).await;
+    assert_err!(there.adopt(detached).await, Lost, "k");
 }
 
 pub(crate) async fn a_shutdown_releases_shared_leases_and_refuses_shared_waiters<W: World>(w: &W) {

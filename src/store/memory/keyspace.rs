@@ -9,7 +9,7 @@ use foldhash::HashMap;
 use super::slot::Holders;
 use super::slot::{FullOwner, OpCx, StoredKey, Ticket, left, micros};
 use crate::store::contract::{
-    Answer, Grant, Holder, KeyStatus, MOST_SEEN, MOST_SHOWN, Mode, Op, Outcome, Owner, ServerTime,
+    Answer, Grant, Holder, KeyStatus, MOST_SEEN, MOST_SHOWN, Op, Outcome, Owner, ServerTime,
 };
 
 const MOST_SERVED: usize = 64;
@@ -115,8 +115,8 @@ impl Keyspace {
                 ttl,
             } => {
                 let owner = ours(owner);
-                let exclusive = |held: &&FullOwner| held.owner.mode == Mode::Exclusive;
-                let mut held = slot.holders.iter().map(|(held, _)| held).filter(exclusive);
+                let alike = |held: &&FullOwner| held.owner.mode == owner.owner.mode;
+                let mut held = slot.holders.iter().map(|(held, _)| held).filter(alike);
                 let old = held.find(|held| **held == owner || held.to_string() == **from);
                 let old = old.cloned();
                 drop(held);

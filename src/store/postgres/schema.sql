@@ -528,14 +528,22 @@ BEGIN
     o.clears := may_clear - cleared;
 
     IF letter = 'D' THEN
-        IF mode <> '' OR NOT (is_held OR coalesce(l.owner = more AND l.expires_at > at, false)) THEN
+        -- In just this mode: a text that was made up names no greater weight.
+        SELECT * INTO h FROM lockstream.holder d WHERE d.key = name AND d.owner = more AND d.expires_at > at
+            AND mode = CASE d.kind WHEN 'r' THEN 'r' ELSE d.weight || '/' || d.kind END;
+        IF NOT (is_held OR coalesce(CASE mode WHEN '' THEN l.owner = more AND l.expires_at > at
+            ELSE h.owner = more AND l.owner = '' END, false))
+        THEN
             verdict := 'not old';
-        ELSIF NOT is_held AND NOT lockstream.may_end_1(name, '') THEN
-            verdict := 'again';
         ELSIF at > of_use THEN
             verdict := 'stale';
+        ELSIF NOT is_held AND NOT (CASE mode WHEN '' THEN lockstream.may_end_1(name, '')
+            ELSE lockstream.end_shared_1(name, more) END)
+        THEN
+            verdict := 'again';
         ELSE
-            o := lockstream.give_1(o, own, '', ttl, at);
+            o.taken := CASE WHEN is_held THEN o.taken ELSE o.taken - coalesce(h.weight, 0) END;
+            o := lockstream.give_1(o, own, mode, ttl, at);
             verdict := 'won';
         END IF;
     ELSIF asks AND at > of_use THEN

@@ -485,6 +485,17 @@ local function mixed()
     return limit and weight .. '/' .. limit or ''
   end
 
+  -- Whether an owner has the lock in just this mode: a text that was made up names no greater weight.
+  local function has(op, owner, mode)
+    local weight, limit = string.match(mode, '^(%d+)/(%d+)$')
+    local last, next = owner, nil
+    if weight then
+      last = owner .. ' ' .. weight .. '/' .. limit
+      next = owner .. ' ' .. string.format('%d', weight + 1) .. '/' .. limit
+    end
+    return redis.call('ZSCORE', op.lock, last) and not (next and redis.call('ZSCORE', op.lock, next))
+  end
+
   -- How many members must leave before one with this mode may have the lock; nil if all must. A permit counts all that
   -- is taken against its own limit.
   local function missing(op, mode)
@@ -644,7 +655,16 @@ local function mixed()
       end
       return held and '1' or '0'
     elseif letter == 'D' then
-      return 'not-old'
+      local old = held and owner or mode ~= '' and op.kind and has(op, op.more, mode) and op.more
+      if not old or clock > of_use then
+        return old and 'stale' or 'not-old'
+      end
+      local taken = next_epoch()
+      if old ~= owner then
+        drop(op, old, mode)
+      end
+      take(op, owner, op.ttl, mode)
+      return taken
     end
     local place, is_yield = letter == 'E' and tonumber(op.more or ''), letter == 'Y'
     local winner = is_yield and op.more or owner

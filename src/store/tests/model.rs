@@ -177,11 +177,11 @@ impl<S: Server> History<'_, S> {
         let left = 4 * ttl;
         let listens = self.listens.get(&sequence).copied();
         let is_shared = mode != Mode::Exclusive;
-        // One that stands asks by entering, and none that stands or listens adopts. Shared ones neither listen nor adopt.
+        // One that stands asks by entering, and none that stands or listens adopts. Shared ones do not listen.
         let want = match want {
             Want::Attempt if listens == Some(false) => Want::Enter,
             Want::Listen | Want::Yield if is_shared => Want::Enter,
-            Want::Adopt if is_shared || listens.is_some() => Want::Release,
+            Want::Adopt if listens.is_some() => Want::Release,
             _ => want,
         };
         if matches!(want, Want::Listen | Want::Enter)
@@ -213,7 +213,11 @@ impl<S: Server> History<'_, S> {
                 Op::Yield { old, new, ttl }
             }
             Want::Adopt => {
-                let from = self.server.written_owner(key);
+                let from = match is_shared {
+                    false => self.server.written_owner(key),
+                    // Perhaps of another limit or weight, and then it is refused.
+                    true => self.status(key).owner(),
+                };
                 let from = from.unwrap_or_else(|| "x:1".into()).into();
                 Op::Adopt { owner, from, ttl }
             }

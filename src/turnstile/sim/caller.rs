@@ -196,7 +196,7 @@ impl World {
         let (adopts, mode) = (caller.adopts.clone(), caller.mode);
         self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));
         let waiter = self.put_in(process, key, |lines, cx| match adopts {
-            Some(from) => lines.adopt(cx, from, waiter),
+            Some(from) => lines.adopt(cx, mode, from, waiter),
             None => lines.arrive(cx, mode, waiter),
         });
         self.callers[id].stage = Stage::Waiting(waiter);
