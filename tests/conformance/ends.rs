@@ -92,7 +92,8 @@ pub(crate) async fn a_key_is_kept_for_a_year<W: World>(w: &W) {
     const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
     let [here, there] = w.registries().await;
     let kept = |lock: Lock, time| lock.on_finish(OnFinish::KeepFor(time));
-    for lock in [here.obtain("k"), here.obtain("k").permits(4).weight(3)] {
+    let cases = [here.obtain("k"), here.obtain("k").permits(4).weight(3)];
+    for lock in cases {
         let lease = kept(lock.clone(), 366 * DAY).lease().await.unwrap();
         assert!(
             lease.deadline() < Instant::now() + ms(2001),
@@ -437,7 +438,8 @@ pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
 
 pub(crate) async fn a_handle_extends_what_it_holds<W: World>(w: &W) {
     let registry = w.registry().await;
-    for lock in [registry.obtain("k"), registry.obtain("k").permits(4)] {
+    let cases = [registry.obtain("k"), registry.obtain("k").permits(4)];
+    for lock in cases {
         let lock = lock.ttl(ms(2000));
         assert_eq!(lock.extend(ms(20_000)).await.unwrap(), None);
         assert!(lock.acquire().await.unwrap());

@@ -116,12 +116,13 @@ pub(crate) async fn holders_are_told_whole_and_how_much_is_taken<W: World>(w: &W
         .await
         .unwrap();
 
-    for locks in [
+    let cases = [
         (0..150).map(|_| permit(1)).collect::<Vec<_>>(),
         (0..150)
             .map(|_| lock.clone().shared().ttl(ms(60_000)))
             .collect(),
-    ] {
+    ];
+    for locks in cases {
         let held = hold(locks).await;
         let seen = look().await;
         assert_eq!((seen.holders.len(), seen.taken), (100, 150));
@@ -140,7 +141,8 @@ pub(crate) async fn holders_are_told_whole_and_how_much_is_taken<W: World>(w: &W
 /// It was told as waiting for as long as somebody held the lock.
 pub(crate) async fn a_waiter_that_died_is_told_no_more<W: World>(w: &W) {
     let [here, there] = w.registries().await;
-    for lock in [here.obtain("k"), here.obtain("k").shared()] {
+    let cases = [here.obtain("k"), here.obtain("k").shared()];
+    for lock in cases {
         let held = lock.lease().await.unwrap();
         w.dead_waiter("k");
         let seen = there.obtain("k").inspect().await.unwrap();
@@ -220,11 +222,12 @@ pub(crate) async fn a_lease_tells_its_owner<W: World>(w: &W) {
             .map(|it| it.owner)
             .collect::<Vec<_>>()
     };
-    for lock in [
+    let cases = [
         here.obtain("k"),
         here.obtain("k").shared(),
         here.obtain("k").permits(4).weight(2),
-    ] {
+    ];
+    for lock in cases {
         let lease = lock.lease().await.unwrap();
         let view = lease.view();
         assert_eq!(seen("k").await, [owner(&lease)]);
@@ -255,12 +258,13 @@ pub(crate) async fn a_lease_tells_its_owner<W: World>(w: &W) {
 /// `is_valid` looks at a clock, and an extension of a long lease succeeds though the lock is gone.
 pub(crate) async fn a_lease_is_verified_at_the_store<W: World>(w: &W) {
     let [here, there] = w.registries().await;
-    for lock in [
+    let cases = [
         here.obtain("k"),
         here.obtain("k").ttl(ms(60_000)),
         here.obtain("k").shared(),
         here.obtain("k").permits(4).weight(2).ttl(ms(60_000)),
-    ] {
+    ];
+    for lock in cases {
         let lease = lock.lease().await.unwrap();
         let view = lease.view();
         lease.verify().await.unwrap();
@@ -300,11 +304,12 @@ pub(crate) async fn a_lease_is_verified_at_the_store<W: World>(w: &W) {
 
 pub(crate) async fn a_verification_prolongs_nothing<W: World>(w: &W) {
     let [here, there] = w.registries().await;
-    for lock in [
+    let cases = [
         here.obtain("k"),
         here.obtain("k").shared(),
         here.obtain("k").permits(4).weight(2),
-    ] {
+    ];
+    for lock in cases {
         let lease = lock.ttl(ms(2000)).lease().await.unwrap();
         let (begin, until) = (Instant::now(), lease.deadline());
         sleep(ms(300)).await;
@@ -472,7 +477,8 @@ pub(crate) async fn force_takes_one_permit<W: World>(w: &W) {
 
 pub(crate) async fn force_takes_a_key_that_is_kept<W: World>(w: &W) {
     let [here, operator] = w.registries().await;
-    for lock in [here.obtain("k"), here.obtain("k").shared()] {
+    let cases = [here.obtain("k"), here.obtain("k").shared()];
+    for lock in cases {
         let kept = lock.on_finish(OnFinish::KeepFor(ms(60_000)));
         kept.lease().await.unwrap().finish().await.unwrap();
         let lock = operator.obtain("k");
@@ -494,11 +500,12 @@ pub(crate) async fn force_takes_a_key_that_is_kept<W: World>(w: &W) {
 pub(crate) async fn force_takes_nothing_from_another<W: World>(w: &W) {
     let [here, operator] = w.registries().await;
     let elsewhere = w.builder().await.prefix("other").build().unwrap();
-    for lock in [
+    let cases = [
         here.obtain("k"),
         here.obtain("k").shared(),
         here.obtain("k").permits(4).weight(3),
-    ] {
+    ];
+    for lock in cases {
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
         let own = owner(&lease);
         let (instance, sequence) = own.split_once(':').unwrap();

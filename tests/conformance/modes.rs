@@ -456,10 +456,11 @@ pub(crate) async fn settings_that_do_not_fit_are_refused<W: World>(w: &W) {
 /// by an adoption.
 pub(crate) async fn permits_and_readers_go_from_process_to_process<W: World>(w: &W) {
     let [here, there, third] = w.registries().await;
-    for (lock, other) in [
+    let cases = [
         (permit(&here, 9, 3), permit(&here, 9, 6)),
         (reader(&here), reader(&here)),
-    ] {
+    ];
+    for (lock, other) in cases {
         let beside = once(&other).await.unwrap();
         let lease = lock.ttl(ms(20_000)).lease().await.unwrap();
         let (token, owner, view) = (lease.token(), lease.owner(), lease.view());

@@ -655,7 +655,8 @@ local function mixed()
       end
       return held and '1' or '0'
     elseif letter == 'D' then
-      local old = held and owner or mode ~= '' and op.kind and has(op, op.more, mode) and op.more
+      local is_shared = mode ~= '' and op.kind and not op.is_string
+      local old = held and owner or is_shared and has(op, op.more, mode) and op.more
       if not old or clock > of_use then
         return old and 'stale' or 'not-old'
       end
