@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::duration;
+use crate::duration::{self, times};
 use crate::exit;
 use crate::guardian;
 use crate::launch;
@@ -19,9 +19,15 @@ use crate::show;
 use crate::signals;
 use crate::store::Failure;
 use crate::terminal;
+use crate::tip;
 use crate::watch;
 
-const EXIT_CODES: &str = "\
+const TIMES: &str = times!();
+
+const TIMES_AND_CODES: &str = concat!(
+    times!(),
+    "
+
 Exit codes of run and lead:
   the command's own, or 128 + n if signal n ended it
   64   usage error
@@ -30,14 +36,15 @@ Exit codes of run and lead:
   76   the lease was lost, or could not be renewed in time, and the command was stopped
   124  the command was stopped because of --timeout
   126  the command cannot be run
-  127  the command was not found";
+  127  the command was not found"
+);
 
 /// Runs commands under distributed locks, and shows and frees locks.
 ///
 /// The store is a Redis or Valkey server (redis://, rediss://, redis+cluster://, redis+sentinel://) or a PostgreSQL
 /// database (postgres://). Its url comes from --url, --url-file or the environment variable LOCKSTREAM_URL.
 #[derive(Debug, Parser)]
-#[command(name = "lockstream", version, after_help = EXIT_CODES)]
+#[command(name = "lockstream", version, after_help = TIMES_AND_CODES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -131,7 +138,7 @@ impl StoreArgs {
 /// The command gets LOCKSTREAM_KEY and LOCKSTREAM_TOKEN, the fencing token. Of several keys it gets LOCKSTREAM_KEYS and
 /// LOCKSTREAM_TOKENS instead: a line for each key. It does not get LOCKSTREAM_URL.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES, override_usage = "lockstream run [OPTIONS] <KEY>... -- <COMMAND>...")]
+#[command(after_help = TIMES_AND_CODES, override_usage = "lockstream run [OPTIONS] <KEY>... -- <COMMAND>...")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -141,19 +148,27 @@ pub(crate) struct RunArgs {
     pub(crate) no_wait: bool,
 
     /// How long to wait for the lock. Default: for ever.
-    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) wait: Option<Duration>,
 
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
 
     /// Share the lock with others who ask for it with --shared.
-    #[arg(long, conflicts_with = "permits")]
+    #[arg(short, long, conflicts_with = "permits")]
     pub(crate) shared: bool,
+
+    /// Share the lock with nobody. This is the default.
+    #[arg(short = 'x', long, conflicts_with_all = ["shared", "permits"])]
+    exclusive: bool,
 
     /// Let at most N hold the lock at a time.
     #[arg(long, value_name = "N")]
     pub(crate) permits: Option<u32>,
+
+    /// How many of the permits to take.
+    #[arg(long, value_name = "N", requires = "permits")]
+    pub(crate) weight: Option<u32>,
 
     /// Keep others out until this long after the start, even if the command ends earlier.
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
@@ -179,14 +194,37 @@ pub(crate) struct RunArgs {
     #[arg(value_name = "KEY")]
     pub(crate) keys: Vec<String>,
 
+    /// Let /bin/sh run this, in place of a COMMAND behind --.
+    #[arg(short = 'c', long = "command", value_name = "SCRIPT")]
+    script: Option<OsString>,
+
     /// The command and its arguments.
-    #[arg(last = true, required = true, value_name = "COMMAND")]
+    #[arg(
+        last = true,
+        required_unless_present = "script",
+        value_name = "COMMAND"
+    )]
     pub(crate) command: Vec<OsString>,
 }
 
 impl RunArgs {
-    /// Finds the keys if they stand behind `--`.
+    /// Finds the keys if they stand behind `--`, and the command if `-c` has it.
     pub(crate) fn place_keys(&mut self) -> Result<(), Failure> {
+        if let Some(script) = self.script.take() {
+            // So no command can follow, and what does are keys.
+            if self.keys.is_empty() {
+                self.keys = texts(std::mem::take(&mut self.command))?;
+            }
+            if self.keys.is_empty() {
+                return Err(Failure::usage("no key: write KEY -c SCRIPT"));
+            }
+            if !self.command.is_empty() {
+                return Err(Failure::usage(
+                    "-c and a COMMAND behind -- exclude each other",
+                ));
+            }
+            self.command = vec!["/bin/sh".into(), "-c".into(), script];
+        }
         if self.keys.is_empty() {
             self.keys = keys_behind(&mut self.command)?;
         }
@@ -222,7 +260,12 @@ fn keys_behind(command: &mut Vec<OsString>) -> Result<Vec<String>, Failure> {
     };
     let behind = command.split_off(end + 1);
     command.pop();
-    let keys = std::mem::replace(command, behind).into_iter();
+    texts(std::mem::replace(command, behind))
+}
+
+/// Keys behind `--`.
+fn texts(keys: Vec<OsString>) -> Result<Vec<String>, Failure> {
+    let keys = keys.into_iter();
     keys.map(OsString::into_string)
         .collect::<Result<_, _>>()
         .map_err(|key| Failure::usage(format!("the key {key:?} is not valid UTF-8")))
@@ -260,7 +303,7 @@ impl LeaseArgs {
 /// for election again, after a pause if the command has ended within ten seconds. A lost lead stops the command as with
 /// run. SIGINT, SIGQUIT and SIGTERM end it: the exit code is then the command's.
 #[derive(Args, Debug)]
-#[command(after_help = EXIT_CODES, override_usage = "lockstream lead [OPTIONS] <KEY> -- <COMMAND>...")]
+#[command(after_help = TIMES_AND_CODES, override_usage = "lockstream lead [OPTIONS] <KEY> -- <COMMAND>...")]
 pub(crate) struct LeadArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -305,6 +348,7 @@ pub(crate) struct LsArgs {
 ///
 /// On a terminal it is a table that is drawn again and again. Elsewhere, and with --json, each change is a line.
 #[derive(Args, Debug)]
+#[command(after_help = TIMES)]
 pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -326,7 +370,7 @@ pub(crate) struct FreeArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// Without this it only says from whom the lock would be taken.
+    /// Take it. Without this it only says from whom the lock would be taken.
     #[arg(long)]
     pub(crate) yes: bool,
 
@@ -375,7 +419,9 @@ pub(crate) fn main() -> ExitCode {
     signals::note_callers_mask();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
-        Err(error) => {
+        Err(mut error) => {
+            let line: Vec<_> = std::env::args_os().collect();
+            tip::add(&mut error, &line);
             // The terminal may be gone, and help is no error.
             let _ = error.print();
             return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });

@@ -11,7 +11,7 @@ use crate::args::{LeadArgs, OnLost};
 use crate::child::Ended;
 use crate::exit;
 use crate::messages::chain;
-use crate::run::{catch_signals, give_back, impatience, tell_of_wait};
+use crate::run::{catch_signals, give_back, impatience, tell_of_wait, waited};
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
 use crate::supervise::{Held, Supervisor};
@@ -97,6 +97,7 @@ async fn term(
 ) -> Result<Term, Failure> {
     let messages = args.store.messages();
     let mut events = registry.events();
+    let began = Instant::now();
     let lease = tokio::select! {
         lease = tell_of_wait(messages, &lock, args.lease.ttl, lock.lease()) => lease,
         signal = signals.end() => {
@@ -113,7 +114,7 @@ async fn term(
     messages.say(
         "leading",
         format!("leading {:?}", lease.key()),
-        held.fields(),
+        waited(held.fields(), began),
     );
     let mut supervisor = Supervisor {
         command: &args.command,

@@ -3,6 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | `args.rs` | what can be said on the command line? |
+//! | `tip.rs` | what was meant by a line that was refused? |
 //! | `duration.rs` | how is a time written there? |
 //! | `url.rs` | where is the store, and who may see its password? |
 //! | `store.rs` | how is a registry made? |
@@ -50,6 +51,8 @@ mod store;
 mod supervise;
 #[cfg(unix)]
 mod terminal;
+#[cfg(unix)]
+mod tip;
 #[cfg(unix)]
 mod tree;
 #[cfg(unix)]

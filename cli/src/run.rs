@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use lockstream::{Lease, Lock, LockError, LockRegistry, OnFinish, Renewal};
 use nix::sys::signal::Signal;
-use serde_json::json;
-use tokio::time::{sleep, timeout};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::args::{OnLost, RunArgs};
 use crate::exit;
@@ -40,7 +40,7 @@ impl RunArgs {
             lock = lock.shared();
         }
         if let Some(limit) = self.permits {
-            lock = lock.permits(limit);
+            lock = lock.permits(limit).weight(self.weight.unwrap_or(1));
         }
         if let Some(time) = self.keep_for {
             lock = lock.on_finish(OnFinish::KeepFor(time));
@@ -68,6 +68,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     let mut events = registry.events();
 
     let lock = args.lock(&registry);
+    let began = Instant::now();
     let acquiring = async {
         store.try_out(true).await?;
         let longest = args.keep_for.unwrap_or(args.lease.ttl);
@@ -94,7 +95,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     messages.note(
         "acquired",
         format!("lock {:?} acquired", lease.key()),
-        held.fields(),
+        waited(held.fields(), began),
     );
 
     let mut supervisor = Supervisor {
@@ -130,6 +131,13 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     } else {
         outcome.ended.code()
     })
+}
+
+/// With the time from `began` until now, in milliseconds.
+pub(crate) fn waited(mut fields: Value, began: Instant) -> Value {
+    let waited = u64::try_from(began.elapsed().as_millis());
+    fields["waited_ms"] = json!(waited.unwrap_or(u64::MAX));
+    fields
 }
 
 pub(crate) fn catch_signals() -> Result<Signals, Failure> {

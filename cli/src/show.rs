@@ -95,7 +95,8 @@ pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
             "lock {key:?} is held by {}: give --yes to take it away",
             of_holder(holder)
         );
-        return Err(Failure::usage(text));
+        messages.say("held", text, fields);
+        return Ok(0);
     }
     // Adopting compares the owner, and a release of what was adopted serves whoever waits.
     let lease = format!("lockstream-lease-1 {} 64 0 {key}", holder.owner).parse::<DetachedLease>();

@@ -49,6 +49,7 @@ impl Store {
         let variable = std::env::var_os(url::VARIABLE);
         let url = url::find(args.url.as_deref(), args.url_file.as_ref(), variable);
         let url = url.map_err(Failure::usage)?;
+        url::check_scheme(&url).map_err(Failure::usage)?;
         let store = if is_postgres(&url) {
             PostgresStore::connect_lazy(&url).map(|store| Arc::new(store) as Arc<dyn LockStore>)
         } else {

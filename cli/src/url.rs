@@ -40,6 +40,30 @@ pub(crate) fn find(
     }
 }
 
+/// Names all kinds of urls if this is of none. Each store itself knows its own only.
+pub(crate) fn check_scheme(url: &str) -> Result<(), String> {
+    let (scheme, rest) = url.split_once(':').unwrap_or_default();
+    let scheme = scheme.to_ascii_lowercase();
+    let (kind, _) = scheme.split_once('+').unwrap_or((&scheme, ""));
+    let kinds = [
+        "redis",
+        "rediss",
+        "valkey",
+        "valkeys",
+        "unix",
+        "postgres",
+        "postgresql",
+    ];
+    if kinds.contains(&kind) && rest.starts_with("//") {
+        return Ok(());
+    }
+    Err(
+        "invalid url: expected redis://, rediss://, redis+cluster://, redis+sentinel://, unix:// or postgres:// at its \
+         beginning"
+            .to_owned(),
+    )
+}
+
 /// Whether the url has a password, in its user part or as a parameter. When in doubt, it has.
 fn has_password(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);

@@ -131,7 +131,8 @@ fn a_key_may_begin_with_a_dash() {
     assert_eq!(run(&server.url(), leads).code, Some(127));
     assert_eq!(run(&server.url(), ["inspect", "--", "-x"]).code, Some(0));
     for (arguments, said) in [
-        (&["run", "-x", "--", "true"][..], "-- -x"),
+        (&["run", "-y", "--", "true"][..], "-- -y"),
+        (&["run", "-x", "--", "true"], "no key"),
         (&["run", "--", "-x", "true"], "-- -x -- COMMAND"),
         (&["run", "--", "-x", "--"], "-- -x -- COMMAND"),
         (&["run", "--", "true", "--", "true"], "no key"),
@@ -189,6 +190,11 @@ fn usage_errors_are_told_before_anything_is_asked() {
         &["run", "--shared", "--permits", "2", "k", "--", "true"],
         &["run", "--shared", "a", "b", "--", "true"],
         &["run", "--permits", "0", "k", "--", "true"],
+        &["run", "--weight", "1", "k", "--", "true"],
+        &["run", "--permits", "2", "--weight", "3", "k", "--", "true"],
+        &["run", "-x", "-s", "k", "--", "true"],
+        &["run", "-c", "true"],
+        &["run", "-c", "true", "k", "--", "true"],
         &["run", "-E", "256", "k", "--", "true"],
         &["run", "--timeout", "0", "k", "--", "true"],
         &["run", "--name", "no spaces", "k", "--", "true"],
@@ -329,6 +335,9 @@ fn readers_and_permits_share_the_lock() {
     assert_eq!(reader.end().code, Some(128 + 15));
     let _permits = [hold(&["--permits", "2"]), hold(&["--permits", "2"])];
     assert_eq!(again(&["--permits", "2"]), Some(75));
+    // Of three one is left.
+    assert_eq!(again(&["--permits", "3", "--weight", "2"]), Some(75));
+    assert_eq!(again(&["--permits", "3", "--weight", "1"]), Some(0));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `program.rs` | how does a test run the command? |
 //! | `codes.rs` | which exit code says what? |
+//! | `words.rs` | what may be said, and what is told of a line that is refused? |
 //! | `secrets.rs` | who sees the password? |
 //! | `signals.rs` | what do signals do at each stage? |
 //! | `guardian.rs` | what if the command line itself is killed or stopped? |
@@ -36,3 +37,4 @@ mod stores;
 // Elsewhere no terminal can be opened safely: its name has no reentrant form.
 #[cfg(target_os = "linux")]
 mod terminal;
+mod words;

@@ -266,7 +266,11 @@ fn address(sites: &[Site]) -> String {
             (None, Some(address)) => address.to_string(),
             (None, None) => String::new(),
         };
-        format!("{host}:{}", site.port)
+        // An IPv6 address has colons of its own.
+        match host.contains(':') && !host.starts_with('/') {
+            true => format!("[{host}]:{}", site.port),
+            false => format!("{host}:{}", site.port),
+        }
     });
     names.collect::<Vec<_>>().join(",")
 }

@@ -236,7 +236,7 @@ impl Endpoint {
             _ => Opener::Plain,
         };
         Self {
-            address: info.addr().to_string().into(),
+            address: told(info.addr()),
             info,
             opener,
             at: None,
@@ -297,7 +297,7 @@ impl Endpoint {
             false => ConnectionAddr::Tcp(host, port),
         };
         Self {
-            address: addr.to_string().into(),
+            address: told(&addr),
             info: self.info.clone().set_addr(addr),
             at: None,
             ..self.clone()
@@ -480,6 +480,18 @@ fn scheme_fault(url: &str, scheme: &str) -> Option<String> {
         _ => return None,
     };
     Some(format!("it needs lockstream's feature `{missing}`"))
+}
+
+/// An address as it is told. An IPv6 address has colons of its own, so it has brackets before the port.
+fn told(addr: &ConnectionAddr) -> Arc<str> {
+    match addr {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }
+            if host.contains(':') && !host.starts_with('[') =>
+        {
+            format!("[{host}]:{port}").into()
+        }
+        addr => addr.to_string().into(),
+    }
 }
 
 fn over_tls(host: String, port: u16) -> ConnectionAddr {
