@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use lockstream::Lock;
 
 use crate::duration::{self, times};
 use crate::exit;
@@ -143,32 +144,14 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// Do not wait: exit at once if others hold the lock.
-    #[arg(short, long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-
-    /// How long to wait for the lock. Default: for ever.
-    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
-    pub(crate) wait: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
 
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
 
-    /// Share the lock with others who ask for it with --shared.
-    #[arg(short, long, conflicts_with = "permits")]
-    pub(crate) shared: bool,
-
-    /// Share the lock with nobody. This is the default.
-    #[arg(short = 'x', long, conflicts_with_all = ["shared", "permits"])]
-    exclusive: bool,
-
-    /// Let at most N hold the lock at a time.
-    #[arg(long, value_name = "N")]
-    pub(crate) permits: Option<u32>,
-
-    /// How many of the permits to take.
-    #[arg(long, value_name = "N", requires = "permits")]
-    pub(crate) weight: Option<u32>,
+    #[command(flatten)]
+    pub(crate) mode: ModeArgs,
 
     /// Keep others out until this long after the start, even if the command ends earlier.
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
@@ -181,10 +164,6 @@ pub(crate) struct RunArgs {
     /// Stop the command when it has run for so long. It gets SIGTERM, and after --kill-after SIGKILL; the exit code is 124.
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) timeout: Option<Duration>,
-
-    /// The exit code if others hold the lock.
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::BUSY)]
-    pub(crate) busy_code: u8,
 
     /// What happens to the command when its lease is lost.
     #[arg(long, value_enum, default_value_t = OnLost::Term)]
@@ -269,6 +248,62 @@ fn texts(keys: Vec<OsString>) -> Result<Vec<String>, Failure> {
     keys.map(OsString::into_string)
         .collect::<Result<_, _>>()
         .map_err(|key| Failure::usage(format!("the key {key:?} is not valid UTF-8")))
+}
+
+/// How long to wait, and what it means if that was in vain.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct WaitArgs {
+    /// Do not wait: exit at once if others hold the lock.
+    #[arg(short, long, conflicts_with = "wait")]
+    no_wait: bool,
+
+    /// How long to wait for the lock, and for a store that is not there yet. Default: for ever, and for no store.
+    #[arg(short, long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) wait: Option<Duration>,
+
+    /// The exit code if others hold the lock.
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = exit::BUSY)]
+    pub(crate) busy_code: u8,
+}
+
+impl WaitArgs {
+    /// How long others are waited for.
+    pub(crate) fn within(&self) -> Duration {
+        match self.no_wait {
+            true => Duration::ZERO,
+            false => self.wait.unwrap_or(Duration::MAX),
+        }
+    }
+}
+
+/// Who may hold the lock at the same time.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct ModeArgs {
+    /// Share the lock with others who ask for it with --shared.
+    #[arg(short, long, conflicts_with = "permits")]
+    shared: bool,
+
+    /// Share the lock with nobody. This is the default.
+    #[arg(short = 'x', long, conflicts_with_all = ["shared", "permits"])]
+    exclusive: bool,
+
+    /// Let at most N hold the lock at a time.
+    #[arg(long, value_name = "N")]
+    permits: Option<u32>,
+
+    /// How many of the permits to take.
+    #[arg(long, value_name = "N", requires = "permits")]
+    weight: Option<u32>,
+}
+
+impl ModeArgs {
+    pub(crate) fn set(self, lock: Lock) -> Lock {
+        match self.permits {
+            Some(limit) => lock.permits(limit).weight(self.weight.unwrap_or(1)),
+            None if self.shared => lock.shared(),
+            None => lock,
+        }
+    }
 }
 
 /// How long a lease lasts, and how long the command may take to stop.
@@ -458,10 +493,10 @@ fn in_runtime(messages: Messages, work: impl Future<Output = Result<u8, Failure>
             runtime.shutdown_background();
             done
         }
-        Err(error) => Err(Failure {
-            code: exit::CANNOT_RUN,
-            text: format!("no runtime: {error}"),
-        }),
+        Err(error) => Err(Failure::new(
+            exit::CANNOT_RUN,
+            format!("no runtime: {error}"),
+        )),
     };
     done.unwrap_or_else(|failure| {
         let fields = serde_json::json!({ "code": failure.code });

@@ -78,10 +78,8 @@ impl Job {
         adopt_orphans(true);
         let started = Guardian::start(kill_after, command, prepare).map_err(|error| {
             adopt_orphans(false);
-            Failure {
-                code: exit::CANNOT_RUN,
-                text: format!("the guardian cannot be started: {error}"),
-            }
+            let text = format!("the guardian cannot be started: {error}");
+            Failure::new(exit::CANNOT_RUN, text)
         })?;
         let Started {
             mut guardian,
@@ -97,10 +95,8 @@ impl Job {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             adopt_orphans(false);
             guardian.finish();
-            return Err(Failure {
-                code: exit::LOST,
-                text: "command not started: its lease is over".to_owned(),
-            });
+            let text = "command not started: its lease is over";
+            return Err(Failure::new(exit::LOST, text));
         }
         let terminal = Terminal::open(group);
         // Done before the command runs. Otherwise the command would be stopped when it reads from the terminal.
@@ -170,7 +166,7 @@ impl Job {
             _ => exit::CANNOT_RUN,
         };
         let text = format!("cannot run {}: {error}", self.program.display());
-        Change::Failed(Failure { code, text })
+        Change::Failed(Failure::new(code, text))
     }
 
     /// Looks after our own children, after one of them has changed. As the first process of a container we have those of

@@ -7,11 +7,11 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
+use crate::acquire::{Absence, tell_of_wait};
 use crate::args::{LeadArgs, OnLost};
 use crate::child::Ended;
 use crate::exit;
-use crate::messages::chain;
-use crate::run::{catch_signals, give_back, impatience, tell_of_wait, waited};
+use crate::run::{catch_signals, give_back, impatience, waited};
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
 use crate::supervise::{Held, Supervisor};
@@ -45,8 +45,17 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
     };
     store::check(&args.store, lock).await?;
     let mut signals = catch_signals()?;
+    let mut absence = Absence::new(messages);
+    let reached = async {
+        loop {
+            match store.try_out(true).await {
+                Err(failure) if failure.is_passing => absence.pause(&failure).await,
+                reached => break reached,
+            }
+        }
+    };
     tokio::select! {
-        tried = store.try_out(true) => tried?,
+        reached = reached => reached?,
         signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
     }
     let mut pause = Duration::ZERO;
@@ -69,6 +78,12 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
                 );
                 after < AT_ONCE
             }
+            Err(failure) if failure.is_passing => {
+                tokio::select! {
+                    () = absence.pause(&failure) => continue,
+                    signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
+                }
+            }
             // Waiting mends a store, and a lease that was over too soon, and nothing else.
             Err(failure) if matches!(failure.code, exit::STORE | exit::LOST) => {
                 messages.say("failed", failure.text, json!({ "key": key }));
@@ -76,6 +91,7 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
             }
             Err(failure) => return Err(failure),
         };
+        absence = Absence::new(messages);
         pause = if failed {
             (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE)
         } else {
@@ -107,7 +123,7 @@ async fn term(
     };
     let lease = lease.map_err(|error| Failure {
         code: exit::STORE,
-        text: chain(&error),
+        ..Failure::lock(&error, exit::BUSY)
     })?;
     let view = lease.view();
     let held = Held::new(&[lease.key().to_owned()], &view);

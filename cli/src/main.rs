@@ -9,6 +9,7 @@
 //! | `store.rs` | how is a registry made? |
 //! | `exit.rs` | what does each exit code mean? |
 //! | `messages.rs` | what is said on standard error, and how? |
+//! | `acquire.rs` | how is the store waited for, and then the lock? |
 //! | `run.rs` | how does a command get its lock, and give it back? |
 //! | `supervise.rs` | what happens while the command runs? |
 //! | `child.rs` | how is the command started, signalled and ended? |
@@ -21,6 +22,8 @@
 //! | `signals.rs` | which signals are caught, blocked or ignored? |
 //! | `terminal.rs` | which process group has the terminal? |
 
+#[cfg(unix)]
+mod acquire;
 #[cfg(unix)]
 mod args;
 #[cfg(unix)]

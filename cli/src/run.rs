@@ -7,18 +7,15 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::acquire::Asking;
 use crate::args::{OnLost, RunArgs};
 use crate::exit;
 use crate::messages::{Messages, chain};
-use crate::show::brief;
 use crate::signals::Signals;
 use crate::store::{self, Failure, Store};
 use crate::supervise::{Held, Outcome, Supervisor};
 
-/// How long a wait may last before people are told of it.
-const QUIET_WAIT: Duration = Duration::from_millis(500);
-
-/// How long the release may take, whatever signals come, and how long it may take to leave the queue.
+/// How long the release may take, whatever signals come.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long the release may take after the command has ended. Then the key is left to expire.
@@ -36,23 +33,11 @@ impl RunArgs {
     fn lock(&self, registry: &LockRegistry) -> Lock {
         let mut lock = registry.obtain_all(&self.keys);
         lock = lock.ttl(self.lease.ttl).renewal(Renewal::watchdog());
-        if self.shared {
-            lock = lock.shared();
-        }
-        if let Some(limit) = self.permits {
-            lock = lock.permits(limit).weight(self.weight.unwrap_or(1));
-        }
+        lock = self.mode.set(lock);
         if let Some(time) = self.keep_for {
             lock = lock.on_finish(OnFinish::KeepFor(time));
         }
         lock
-    }
-
-    fn wait(&self) -> Duration {
-        match self.no_wait {
-            true => Duration::ZERO,
-            false => self.wait.unwrap_or(Duration::MAX),
-        }
     }
 }
 
@@ -69,19 +54,16 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
 
     let lock = args.lock(&registry);
     let began = Instant::now();
-    let acquiring = async {
-        store.try_out(true).await?;
-        let longest = args.keep_for.unwrap_or(args.lease.ttl);
-        let waiting = lock.lease_within(args.wait());
-        let lease = tell_of_wait(messages, &lock, longest, waiting).await;
-        if lease.as_ref().is_err_and(LockError::is_not_acquired) {
-            // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
-            let _ = timeout(PATIENCE, registry.shutdown()).await;
-        }
-        lease.map_err(|error| Failure::lock(&error, args.busy_code))
+    let asking = Asking {
+        store: &store,
+        registry: &registry,
+        lock: &lock,
+        wait: &args.wait,
+        longest: args.keep_for.unwrap_or(args.lease.ttl),
+        messages,
     };
     let lease = tokio::select! {
-        lease = acquiring => lease?,
+        lease = asking.acquire() => lease?,
         signal = signals.end() => {
             // Gives up its place in the queue, or the lock that it was granted meanwhile.
             registry.shutdown().await;
@@ -141,9 +123,9 @@ pub(crate) fn waited(mut fields: Value, began: Instant) -> Value {
 }
 
 pub(crate) fn catch_signals() -> Result<Signals, Failure> {
-    Signals::catch().map_err(|error| Failure {
-        code: exit::CANNOT_RUN,
-        text: format!("signals cannot be caught: {error}"),
+    Signals::catch().map_err(|error| {
+        let text = format!("signals cannot be caught: {error}");
+        Failure::new(exit::CANNOT_RUN, text)
     })
 }
 
@@ -152,37 +134,6 @@ pub(crate) fn catch_signals() -> Result<Signals, Failure> {
 pub(crate) async fn impatience(signals: &mut Signals) -> Signal {
     sleep(PATIENCE).await;
     signals.end().await
-}
-
-/// Says that the command waits, unless the wait is over soon. Also says for how long others have the lock, if that is
-/// more than `longest`, the longest time for which this caller would ask.
-pub(crate) async fn tell_of_wait<T>(
-    messages: Messages,
-    lock: &Lock,
-    longest: Duration,
-    waiting: impl Future<Output = T>,
-) -> T {
-    let mut waiting = std::pin::pin!(waiting);
-    tokio::select! {
-        biased;
-        done = &mut waiting => return done,
-        () = sleep(QUIET_WAIT) => {}
-    }
-    let seen = tokio::select! {
-        biased;
-        done = &mut waiting => return done,
-        seen = lock.inspect() => seen.ok(),
-    };
-    let mut text = format!("waiting for lock {:?}", lock.key());
-    let mut fields = json!({ "key": lock.key() });
-    let remaining = seen.and_then(|seen| seen.remaining);
-    if let Some(remaining) = remaining.filter(|remaining| *remaining > longest) {
-        let (remaining, longest) = (brief(remaining), brief(longest));
-        text += &format!(", held for {remaining}, longer than the {longest} asked for here");
-        fields["remaining"] = json!(remaining);
-    }
-    messages.say("waiting", text, fields);
-    waiting.await
 }
 
 /// Ends the lease, and returns whether it was lost before. With `keeps` it ends as its lock says; otherwise the key is

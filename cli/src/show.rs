@@ -108,10 +108,10 @@ pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
     })?;
     let adopted = registry.adopt(lease).await;
     let adopted = adopted.map_err(|error| match &error {
-        LockError::Lost { .. } => Failure {
-            code: exit::BUSY,
-            text: format!("lock {key:?} is no longer held by {}", plain(&holder.owner)),
-        },
+        LockError::Lost { .. } => Failure::new(
+            exit::BUSY,
+            format!("lock {key:?} is no longer held by {}", plain(&holder.owner)),
+        ),
         _ => Failure::lock(&error, exit::BUSY),
     })?;
     adopted

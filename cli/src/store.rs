@@ -13,26 +13,43 @@ use crate::messages::chain;
 use crate::url;
 
 /// Why there is no registry, and with which exit code the program ends.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
     pub(crate) text: String,
+    /// Whether the store is away, and may come back.
+    pub(crate) is_passing: bool,
 }
 
 impl Failure {
+    pub(crate) fn new(code: u8, text: impl Into<String>) -> Self {
+        Self {
+            code,
+            text: text.into(),
+            is_passing: false,
+        }
+    }
+
     pub(crate) fn usage(text: impl Into<String>) -> Self {
-        let (code, text) = (exit::USAGE, text.into());
-        Self { code, text }
+        Self::new(exit::USAGE, text)
     }
 
     pub(crate) fn store(error: &StoreError) -> Self {
-        let (code, text) = (exit::STORE, chain(error));
-        Self { code, text }
+        Self {
+            is_passing: error.is_retryable(),
+            ..Self::new(exit::STORE, chain(error))
+        }
     }
 
     pub(crate) fn lock(error: &LockError, busy: u8) -> Self {
-        let (code, text) = (exit::of_error(error, busy), chain(error));
-        Self { code, text }
+        let source = match error {
+            LockError::Store { source, .. } => Some(source),
+            _ => None,
+        };
+        Self {
+            is_passing: source.is_some_and(StoreError::is_retryable),
+            ..Self::new(exit::of_error(error, busy), chain(error))
+        }
     }
 }
 

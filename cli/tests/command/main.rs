@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `program.rs` | how does a test run the command? |
 //! | `codes.rs` | which exit code says what? |
+//! | `absence.rs` | who waits for a server that is not there? |
 //! | `words.rs` | what may be said, and what is told of a line that is refused? |
 //! | `secrets.rs` | who sees the password? |
 //! | `signals.rs` | what do signals do at each stage? |
@@ -19,6 +20,7 @@
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
+mod absence;
 #[allow(dead_code, reason = "other tests use the rest of it")]
 #[path = "../../../tests/access/authority.rs"]
 mod authority;

@@ -1,0 +1,140 @@
+//! How a lock is acquired: a store that is away is waited for, and then the lock.
+
+use std::time::Duration;
+
+use lockstream::{Lease, Lock, LockError, LockRegistry};
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use crate::args::WaitArgs;
+use crate::messages::Messages;
+use crate::show::brief;
+use crate::store::{Failure, Store};
+
+/// How long a wait may last before people are told of it.
+const QUIET_WAIT: Duration = Duration::from_millis(500);
+
+/// How long it may take to leave the queue.
+const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+
+/// The pause between two attempts to reach a store that is away.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How often an absence that lasts is told.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// The absence of a store, as people are told of it: at once, and then once a minute.
+#[derive(Debug)]
+pub(crate) struct Absence {
+    messages: Messages,
+    told: Option<Instant>,
+}
+
+impl Absence {
+    pub(crate) fn new(messages: Messages) -> Self {
+        Self {
+            messages,
+            told: None,
+        }
+    }
+
+    /// Tells of it if it is time, and pauses before the next attempt.
+    pub(crate) async fn pause(&mut self, failure: &Failure) {
+        if self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            self.told = Some(Instant::now());
+            let text = format!("waiting for the store: {}", failure.text);
+            self.messages.say("store-away", text, json!({}));
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// How a command asks for its lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asking<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) registry: &'a LockRegistry,
+    pub(crate) lock: &'a Lock,
+    pub(crate) wait: &'a WaitArgs,
+    /// For how long it asks for the lock at most.
+    pub(crate) longest: Duration,
+    pub(crate) messages: Messages,
+}
+
+impl Asking<'_> {
+    /// Acquires the lock within the wait. A wait that was given bounds the absence of the store, too. Without one, a
+    /// store that is away is an error: it may never have been there.
+    pub(crate) async fn acquire(self) -> Result<Lease, Failure> {
+        let end = self.wait.wait;
+        let end = end.and_then(|wait| Instant::now().checked_add(wait));
+        let mut failed = match self
+            .try_once(self.store.try_out(true), self.wait.within())
+            .await
+        {
+            Ok(lease) => return Ok(lease),
+            Err(failure) => failure,
+        };
+        let mut absence = Absence::new(self.messages);
+        while let Some(end) = end.filter(|end| failed.is_passing && Instant::now() < *end) {
+            let _ = timeout_at(end, absence.pause(&failed)).await;
+            let reached = async {
+                let reached = timeout_at(end, self.store.try_out(true)).await;
+                // What was told before is still so.
+                reached.unwrap_or_else(|_| Err(failed.clone()))
+            };
+            let left = end.saturating_duration_since(Instant::now());
+            failed = match self.try_once(reached, left).await {
+                Ok(lease) => return Ok(lease),
+                Err(failure) => failure,
+            };
+        }
+        Err(failed)
+    }
+
+    /// Acquires the lock once the store is `reached`.
+    async fn try_once(
+        self,
+        reached: impl Future<Output = Result<(), Failure>>,
+        within: Duration,
+    ) -> Result<Lease, Failure> {
+        reached.await?;
+        let waiting = self.lock.lease_within(within);
+        let lease = tell_of_wait(self.messages, self.lock, self.longest, waiting).await;
+        if lease.as_ref().is_err_and(LockError::is_not_acquired) {
+            // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
+            let _ = timeout(LEAVE_WITHIN, self.registry.shutdown()).await;
+        }
+        lease.map_err(|error| Failure::lock(&error, self.wait.busy_code))
+    }
+}
+
+/// Says that the command waits, unless the wait is over soon. Also says for how long others have the lock, if that is
+/// more than `longest`, the longest time for which this caller would ask.
+pub(crate) async fn tell_of_wait<T>(
+    messages: Messages,
+    lock: &Lock,
+    longest: Duration,
+    waiting: impl Future<Output = T>,
+) -> T {
+    let mut waiting = std::pin::pin!(waiting);
+    tokio::select! {
+        biased;
+        done = &mut waiting => return done,
+        () = sleep(QUIET_WAIT) => {}
+    }
+    let seen = tokio::select! {
+        biased;
+        done = &mut waiting => return done,
+        seen = lock.inspect() => seen.ok(),
+    };
+    let mut text = format!("waiting for lock {:?}", lock.key());
+    let mut fields = json!({ "key": lock.key() });
+    let remaining = seen.and_then(|seen| seen.remaining);
+    if let Some(remaining) = remaining.filter(|remaining| *remaining > longest) {
+        let (remaining, longest) = (brief(remaining), brief(longest));
+        text += &format!(", held for {remaining}, longer than the {longest} asked for here");
+        fields["remaining"] = json!(remaining);
+    }
+    messages.say("waiting", text, fields);
+    waiting.await
+}

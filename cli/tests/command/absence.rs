@@ -1,0 +1,123 @@
+//! A server that is not there yet, restarts or reads its data.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::program::{Program, SOON, run};
+use crate::support::{PgServer, RedisServer, wait_until_blocking};
+
+const PATIENT: [&str; 7] = ["run", "--wait", "60s", "k", "--", "echo", "ran"];
+
+/// A job of `@reboot` was skipped.
+#[test]
+fn a_wait_goes_on_until_the_server_is_there() {
+    let mut redis = RedisServer::start();
+    let mut postgres = PgServer::start();
+    let urls = [redis.url(), postgres.url()];
+    redis.kill();
+    postgres.kill();
+    let waiters = urls.map(|url| Program::start(&url, PATIENT));
+    for waiter in &waiters {
+        waiter.expect_said("waiting for the store: ");
+    }
+    redis.restart();
+    postgres.restart();
+    for waiter in waiters {
+        let done = waiter.end();
+        assert_eq!((done.code, &*done.out), (Some(0), "ran\n"), "{}", done.err);
+        assert_eq!(done.err.matches("waiting for the store").count(), 1);
+    }
+}
+
+/// It answers `LOADING` meanwhile, which ends the wait of nobody who said how long it is.
+#[test]
+fn a_wait_goes_on_while_the_server_reads_its_data() {
+    let mut server = RedisServer::builder()
+        .keep_data()
+        // In µs, for each write. It looks at its clients every 1024 of them.
+        .config("key-load-delay 100")
+        .start();
+    let url = server.url();
+    let writes =
+        "for _ = 1, 30000 do redis.call('SET', 'filler', '') end redis.call('DEL', 'filler')";
+    server.cmd(&["EVAL", writes, "0"]);
+    let restarting = std::thread::spawn(move || {
+        server.restart();
+        server
+    });
+    let begin = Instant::now();
+    loop {
+        let done = run(&url, ["run", "-n", "k", "--", "true"]);
+        if done.err.contains("LOADING") {
+            assert_eq!(done.code, Some(69), "{}", done.err);
+            break;
+        }
+        assert!(
+            begin.elapsed() < SOON && !restarting.is_finished(),
+            "{done:?}"
+        );
+    }
+    let waiter = Program::start(&url, PATIENT);
+    waiter.expect_said("waiting for the store: ");
+    let done = waiter.end();
+    assert_eq!((done.code, &*done.out), (Some(0), "ran\n"), "{}", done.err);
+    assert!(done.err.contains("LOADING"), "{}", done.err);
+    restarting.join().unwrap();
+}
+
+/// Only a wait that was given waits for a store, and not for one that refuses.
+#[test]
+fn an_absence_ends_with_the_wait() {
+    let mut server = RedisServer::builder().config("requirepass secret").start();
+    let url = server.url();
+    let refused = run(&url, PATIENT);
+    assert_eq!(refused.code, Some(69), "{}", refused.err);
+    assert!(!refused.err.contains("waiting for"), "{}", refused.err);
+    server.kill();
+    for options in [&["run", "k"][..], &["run", "-n", "k"]] {
+        let done = run(&url, [options, &["--", "true"]].concat());
+        assert_eq!(done.code, Some(69), "{}", done.err);
+        assert!(!done.err.contains("waiting for"), "{}", done.err);
+    }
+    let begin = Instant::now();
+    let done = run(&url, ["run", "--wait", "1.2s", "k", "--", "true"]);
+    assert_eq!(done.code, Some(69), "{}", done.err);
+    assert!(begin.elapsed() >= Duration::from_millis(1200));
+    assert!(done.err.contains("waiting for the store"), "{}", done.err);
+}
+
+/// What is left of the wait is for the lock, and a busy lock is told as such.
+#[test]
+fn the_lock_is_waited_for_after_the_store() {
+    let mut server = RedisServer::builder().keep_data().start();
+    server.cmd(&["SET", "lock:k", "somebody~0:1", "PX", "60000"]);
+    server.kill();
+    let waiter = Program::start(&server.url(), ["run", "--wait", "6s", "k", "--", "true"]);
+    waiter.expect_said("waiting for the store");
+    server.restart();
+    let done = waiter.end();
+    assert_eq!(done.code, Some(75), "{}", done.err);
+}
+
+#[test]
+fn a_leader_keeps_trying() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let script = "echo up $LOCKSTREAM_TOKEN; sleep 60";
+    let leads = ["lead", "--ttl", "3s", "--kill-after", "1s", "k"];
+    let leader = Program::start(
+        &server.url(),
+        [&leads[..], &["--", "sh", "-c", script]].concat(),
+    );
+    leader.expect_said("waiting for the store: ");
+    server.restart();
+    leader.expect("up ");
+    server.kill();
+    leader.expect_said("stopping the command");
+    server.restart();
+    let ups = || leader.out().matches("up ").count();
+    wait_until_blocking("it leads again", SOON, || ups() == 2);
+    leader.signal(Signal::TERM);
+    assert_eq!(leader.end().code, Some(128 + 15));
+}
