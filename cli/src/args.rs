@@ -11,6 +11,7 @@ use lockstream::Lock;
 use crate::duration::{self, times};
 use crate::exit;
 use crate::guardian;
+use crate::hold;
 use crate::launch;
 use crate::lead;
 use crate::messages::Messages;
@@ -29,7 +30,7 @@ const TIMES_AND_CODES: &str = concat!(
     times!(),
     "
 
-Exit codes of run and lead:
+Exit codes of run, lead, hold, renew and release:
   the command's own, or 128 + n if signal n ended it
   64   usage error
   69   the store cannot be reached, or refuses
@@ -55,6 +56,9 @@ pub(crate) struct Arguments {
 enum Command {
     Run(Box<RunArgs>),
     Lead(LeadArgs),
+    Hold(HoldArgs),
+    Renew(RenewArgs),
+    Release(ReleaseArgs),
     Inspect(InspectArgs),
     Ls(LsArgs),
     Watch(WatchArgs),
@@ -137,7 +141,7 @@ impl StoreArgs {
 /// deadline less --kill-after, and SIGKILL at the deadline.
 ///
 /// The command gets LOCKSTREAM_KEY and LOCKSTREAM_TOKEN, the fencing token. Of several keys it gets LOCKSTREAM_KEYS and
-/// LOCKSTREAM_TOKENS instead: a line for each key. It does not get LOCKSTREAM_URL.
+/// LOCKSTREAM_TOKENS instead: a line for each key. It gets LOCKSTREAM_URL only with --pass-url.
 #[derive(Args, Debug)]
 #[command(after_help = TIMES_AND_CODES, override_usage = "lockstream run [OPTIONS] <KEY>... -- <COMMAND>...")]
 pub(crate) struct RunArgs {
@@ -164,6 +168,10 @@ pub(crate) struct RunArgs {
     /// Stop the command when it has run for so long. It gets SIGTERM, and after --kill-after SIGKILL; the exit code is 124.
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     pub(crate) timeout: Option<Duration>,
+
+    /// Give the url of the store to the command, as LOCKSTREAM_URL.
+    #[arg(long)]
+    pub(crate) pass_url: bool,
 
     /// What happens to the command when its lease is lost.
     #[arg(long, value_enum, default_value_t = OnLost::Term)]
@@ -346,6 +354,10 @@ pub(crate) struct LeadArgs {
     #[command(flatten)]
     pub(crate) lease: LeaseArgs,
 
+    /// Give the url of the store to the command, as LOCKSTREAM_URL.
+    #[arg(long)]
+    pub(crate) pass_url: bool,
+
     /// What to lead. A key that begins with a dash: lockstream lead -- -KEY -- COMMAND.
     #[arg(value_name = "KEY")]
     key: Option<String>,
@@ -353,6 +365,91 @@ pub(crate) struct LeadArgs {
     /// The command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// Hold a lock over several commands.
+///
+/// Acquires the lock, writes one line to standard output, and ends. The line stands for the lease, which lasts for --ttl:
+/// lockstream renew prolongs it, and lockstream release ends it. Whoever has the line and may use the store can take the
+/// lease, so keep it secret.
+///
+/// With --foreground there is no such line: the lock is held, and its lease renewed, until a signal. Standard output
+/// gets the key and the fencing token, with a tab between, when the lock is held.
+#[derive(Args, Debug)]
+#[command(after_help = TIMES_AND_CODES)]
+pub(crate) struct HoldArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+
+    #[command(flatten)]
+    pub(crate) mode: ModeArgs,
+
+    /// How long the lease lasts unless it is renewed. Default: 10m, and 30s with --foreground.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) ttl: Option<Duration>,
+
+    /// Write the line to this file, which nobody else may read.
+    #[arg(long, value_name = "FILE", conflicts_with = "foreground")]
+    pub(crate) lease_file: Option<PathBuf>,
+
+    /// Hold the lock until INT, TERM, HUP or QUIT. The exit code is then 0.
+    #[arg(long)]
+    pub(crate) foreground: bool,
+
+    /// Hold it until standard input ends, too.
+    #[arg(long, requires = "foreground")]
+    pub(crate) until_eof: bool,
+
+    /// What to lock.
+    #[arg(value_name = "KEY")]
+    pub(crate) key: String,
+}
+
+/// Where the line of a lease is.
+#[derive(Args, Debug)]
+pub(crate) struct LineArgs {
+    /// A file with the line.
+    #[arg(long, value_name = "FILE", conflicts_with = "lease")]
+    pub(crate) lease_file: Option<PathBuf>,
+
+    /// The line, or - to read it from standard input. The list of processes shows arguments. Default: LOCKSTREAM_LEASE.
+    #[arg(value_name = "LINE")]
+    pub(crate) lease: Option<String>,
+}
+
+/// Prolong the lease that lockstream hold has left.
+///
+/// The lease lasts for --ttl from now on. Writes the line that stands for it now, to standard output or to the file of
+/// --lease-file. The line before stands for nothing any more. If the lease is over, nothing is acquired: the exit code is
+/// then 76.
+#[derive(Args, Debug)]
+#[command(after_help = TIMES_AND_CODES)]
+pub(crate) struct RenewArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// How long the lease lasts from now on. Default: 10m.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    pub(crate) ttl: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) line: LineArgs,
+}
+
+/// End the lease that lockstream hold has left.
+///
+/// If the lease was over before, the exit code is 76.
+#[derive(Args, Debug)]
+#[command(after_help = TIMES_AND_CODES)]
+pub(crate) struct ReleaseArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    #[command(flatten)]
+    pub(crate) line: LineArgs,
 }
 
 /// Show who holds a lock and who waits for it.
@@ -468,6 +565,9 @@ pub(crate) fn main() -> ExitCode {
             in_runtime(messages, run::run(*args))
         }
         Command::Lead(args) => in_runtime(args.store.messages(), lead::lead(args)),
+        Command::Hold(args) => in_runtime(args.store.messages(), hold::hold(args)),
+        Command::Renew(args) => in_runtime(args.store.messages(), hold::renew(args)),
+        Command::Release(args) => in_runtime(args.store.messages(), hold::release(args)),
         Command::Inspect(args) => in_runtime(args.store.messages(), show::inspect(args)),
         Command::Ls(args) => in_runtime(args.store.messages(), show::ls(args)),
         Command::Watch(args) => in_runtime(args.store.messages(), watch::watch(args)),

@@ -43,7 +43,7 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
         let lock = registry.obtain(&key).ttl(args.lease.ttl);
         lock.renewal(Renewal::watchdog()).wait(Duration::MAX)
     };
-    store::check(&args.store, lock).await?;
+    drop(store::check(&args.store, lock).await?);
     let mut signals = catch_signals()?;
     let mut absence = Absence::new(messages);
     let reached = async {
@@ -58,11 +58,12 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
         reached = reached => reached?,
         signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
     }
+    let url = args.pass_url.then(|| store.url());
     let mut pause = Duration::ZERO;
     loop {
         // A registry for each term: it is shut down at its end.
         let registry = store.registry(&args.store)?;
-        let failed = match term(&args, &registry, lock(&registry), &mut signals).await {
+        let failed = match term(&args, &registry, lock(&registry), url, &mut signals).await {
             Ok(Term::Over(code)) => return Ok(code),
             Ok(Term::Lost) => {
                 pause = Duration::ZERO;
@@ -109,6 +110,7 @@ async fn term(
     args: &LeadArgs,
     registry: &LockRegistry,
     lock: lockstream::Lock,
+    url: Option<&str>,
     signals: &mut Signals,
 ) -> Result<Term, Failure> {
     let messages = args.store.messages();
@@ -135,6 +137,7 @@ async fn term(
     let mut supervisor = Supervisor {
         command: &args.command,
         held,
+        url,
         timeout: None,
         kill_after: args.lease.kill_after,
         on_lost: OnLost::Term,

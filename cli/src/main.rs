@@ -17,6 +17,7 @@
 //! | `launch.rs` | what does the command inherit? |
 //! | `tree.rs` | which processes belong to the command? |
 //! | `lead.rs` | how does a command run wherever the leader is? |
+//! | `hold.rs` | how is a lock held over several commands? |
 //! | `show.rs`, `watch.rs` | how are locks shown and freed? |
 //! | `pages.rs` | where do completions and manual pages come from? |
 //! | `signals.rs` | which signals are caught, blocked or ignored? |
@@ -34,6 +35,8 @@ mod duration;
 mod exit;
 #[cfg(unix)]
 mod guardian;
+#[cfg(unix)]
+mod hold;
 #[cfg(unix)]
 mod launch;
 #[cfg(unix)]

@@ -47,7 +47,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     args.check()?;
     let messages = args.store.messages();
     let store = Store::find(&args.store)?;
-    store::check(&args.store, |registry| args.lock(registry)).await?;
+    drop(store::check(&args.store, |registry| args.lock(registry)).await?);
     let mut signals = catch_signals()?;
     let registry = store.registry(&args.store)?;
     let mut events = registry.events();
@@ -83,6 +83,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     let mut supervisor = Supervisor {
         command: &args.command,
         held,
+        url: args.pass_url.then(|| store.url()),
         timeout: args.timeout,
         kill_after: args.lease.kill_after,
         on_lost: args.on_lost,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockstream::store::{LockStore, MemoryStore, PostgresStore, RedisStore};
-use lockstream::{Lock, LockError, LockRegistry, LockRegistryBuilder, StoreError};
+use lockstream::{Lease, Lock, LockError, LockRegistry, LockRegistryBuilder, StoreError};
 
 use crate::args::StoreArgs;
 use crate::exit;
@@ -95,7 +95,21 @@ impl Store {
 
     /// A registry with the prefix and the name of the arguments.
     pub(crate) fn registry(&self, args: &StoreArgs) -> Result<LockRegistry, Failure> {
-        build(LockRegistry::builder(self.store.clone()), args)
+        self.registry_of(args, |builder| builder)
+    }
+
+    /// The same with settings of its own.
+    pub(crate) fn registry_of(
+        &self,
+        args: &StoreArgs,
+        set: impl FnOnce(LockRegistryBuilder) -> LockRegistryBuilder,
+    ) -> Result<LockRegistry, Failure> {
+        build(set(LockRegistry::builder(self.store.clone())), args)
+    }
+
+    /// The url, with what options of the command line have added to it.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 }
 
@@ -110,14 +124,12 @@ fn build(builder: LockRegistryBuilder, args: &StoreArgs) -> Result<LockRegistry,
         .map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Acquires the lock in memory: keys and settings that no store takes are told before one is asked.
+/// Acquires the lock in memory: keys and settings that no store takes are told before one is asked. Yields that lease.
 pub(crate) async fn check(
     args: &StoreArgs,
     lock: impl FnOnce(&LockRegistry) -> Lock,
-) -> Result<(), Failure> {
+) -> Result<Lease, Failure> {
     let registry = build(LockRegistry::builder(MemoryStore::new()), args)?;
     let lease = lock(&registry).lease_within(Duration::ZERO).await;
-    lease
-        .map(drop)
-        .map_err(|error| Failure::lock(&error, exit::BUSY))
+    lease.map_err(|error| Failure::lock(&error, exit::BUSY))
 }

@@ -66,7 +66,7 @@ impl Held {
 
     /// What the command finds in its environment. Lines are unambiguous, since keys have no control characters. What a
     /// `lockstream` around us has set would be wrong.
-    fn set_up(&self, command: &mut Command) {
+    fn set_up(&self, command: &mut Command, url: Option<&str>) {
         let lines = |line: fn(&(String, Token)) -> String| {
             self.0.iter().map(line).collect::<Vec<_>>().join("\n")
         };
@@ -78,7 +78,10 @@ impl Held {
             1 => (names, lists),
             _ => (lists, names),
         };
-        command.env_remove(url::VARIABLE);
+        match url {
+            Some(url) => command.env(url::VARIABLE, url),
+            None => command.env_remove(url::VARIABLE),
+        };
         unset.iter().for_each(|name| {
             command.env_remove(name);
         });
@@ -90,6 +93,8 @@ impl Held {
 pub(crate) struct Supervisor<'a> {
     pub(crate) command: &'a [OsString],
     pub(crate) held: Held,
+    /// The url of the store, if the command gets it.
+    pub(crate) url: Option<&'a str>,
     pub(crate) kill_after: Duration,
     pub(crate) timeout: Option<Duration>,
     pub(crate) on_lost: OnLost,
@@ -167,7 +172,7 @@ impl Supervisor<'_> {
             };
             stops.then_some(deadline)
         };
-        let set_up = |command: &mut Command| self.held.set_up(command);
+        let set_up = |command: &mut Command| self.held.set_up(command, self.url);
         let mut job = Job::start(self.command, set_up, self.kill_after, end_by)?;
         let time_out_at = self
             .timeout
@@ -278,7 +283,7 @@ impl Supervisor<'_> {
                         }
                     }
                 },
-                Some(event) = self.events.next() => self.tell(&event),
+                Some(event) = self.events.next() => tell(self.messages, &event),
             }
         };
         job.finish();
@@ -316,27 +321,27 @@ impl Supervisor<'_> {
         let fields = json!({ "key": lease.key(), "pids": pids });
         self.messages.say("not-killed", text, fields);
     }
+}
 
-    fn tell(&self, event: &LockEvent) {
-        match event {
-            LockEvent::RenewalUnknown { key, error, .. } => {
-                let text = format!(
-                    "renewal of {key:?} failed, retrying until the deadline: {}",
-                    chain(error)
-                );
-                self.messages
-                    .say("renewal-failed", text, json!({ "key": **key }));
-            }
-            LockEvent::StoreDown { error, .. } => {
-                let text = format!("store unreachable: {}", chain(error));
-                self.messages.say("store-down", text, json!({}));
-            }
-            LockEvent::Renewed { key, .. } => {
-                let text = format!("lease on {key:?} renewed");
-                self.messages.note("renewed", text, json!({ "key": **key }));
-            }
-            _ => {}
+/// Tells what becomes of a lease and its store meanwhile.
+pub(crate) fn tell(messages: Messages, event: &LockEvent) {
+    match event {
+        LockEvent::RenewalUnknown { key, error, .. } => {
+            let text = format!(
+                "renewal of {key:?} failed, retrying until the deadline: {}",
+                chain(error)
+            );
+            messages.say("renewal-failed", text, json!({ "key": **key }));
         }
+        LockEvent::StoreDown { error, .. } => {
+            let text = format!("store unreachable: {}", chain(error));
+            messages.say("store-down", text, json!({}));
+        }
+        LockEvent::Renewed { key, .. } => {
+            let text = format!("lease on {key:?} renewed");
+            messages.note("renewed", text, json!({ "key": **key }));
+        }
+        _ => {}
     }
 }
 

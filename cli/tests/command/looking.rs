@@ -232,7 +232,9 @@ fn a_watch_outlives_an_outage() {
 
 #[test]
 fn completions_and_manual_pages_know_every_command() {
-    let commands = ["run", "lead", "inspect", "ls", "watch", "free"];
+    let commands = [
+        "run", "lead", "hold", "renew", "release", "inspect", "ls", "watch", "free",
+    ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let done = run("", ["completions", shell]);
         assert_eq!((done.code, &*done.err), (Some(0), ""), "{shell}");
@@ -263,7 +265,9 @@ fn completions_and_manual_pages_know_every_command() {
 fn the_page_tells_of_every_option() {
     const PAGE: &str = include_str!("../../../docs/command-line.md");
     let mut options = 0;
-    for command in ["run", "lead", "inspect", "ls", "watch", "free"] {
+    for command in [
+        "run", "lead", "hold", "renew", "release", "inspect", "ls", "watch", "free",
+    ] {
         assert!(PAGE.contains(&format!("| `{command} ")), "{command}");
         let help = run("", [command, "-h"]).out;
         let words = help.split(|c: char| c.is_whitespace() || ",[]<>".contains(c));

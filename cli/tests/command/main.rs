@@ -11,6 +11,7 @@
 //! | `guardian.rs` | what if the command line itself is killed or stopped? |
 //! | `descendants.rs` | what if the command's processes leave its group or session? |
 //! | `losses.rs` | what if the lease cannot be renewed, or is lost? |
+//! | `holding.rs` | how does one lease last over several commands? |
 //! | `stores.rs` | which stores are there, by url? |
 //! | `looking.rs` | how are locks shown and freed? |
 //! | `leading.rs` | when does the command of a leader run? |
@@ -29,6 +30,7 @@ mod codes;
 #[cfg(target_os = "linux")]
 mod descendants;
 mod guardian;
+mod holding;
 mod leading;
 mod looking;
 mod losses;

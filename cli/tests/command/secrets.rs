@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use crate::program::{Program, run};
+use crate::program::{LOCKSTREAM, Program, run};
 use crate::support::RedisServer;
 
 const PASSWORD: &str = "sesame-7f";
@@ -94,4 +94,42 @@ fn a_password_on_the_command_line_is_refused() {
         "{}",
         done.err
     );
+}
+
+/// Who wants nested locks says so. The list of processes does not show it even then.
+#[test]
+fn a_command_gets_the_url_if_it_is_told_so() {
+    let server = server();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("url");
+    let url = server.url_with("", PASSWORD, 0);
+    fs::write(&file, format!("{url}\n")).unwrap();
+    let script = "\"$0\" run b -- env; exec sleep 60";
+    for begin in [
+        &["run", "--url-file", file.to_str().unwrap(), "a"][..],
+        &["run", "a"],
+        &["lead", "a"],
+    ] {
+        let options = ["--pass-url", "--", "sh", "-c", script, LOCKSTREAM];
+        let program = Program::start(&url, [begin, &options].concat());
+        program.expect("LOCKSTREAM_KEY=b\n");
+        assert!(!program.out().contains(PASSWORD));
+        if Path::new("/proc/self/stat").exists() {
+            let mut lines = vec![program.pid().as_raw_pid()];
+            while let Some(pid) = lines.pop() {
+                let read = |name: &str| fs::read(format!("/proc/{pid}/{name}"));
+                let line = read("cmdline").unwrap_or_default();
+                assert!(!String::from_utf8_lossy(&line).contains(PASSWORD));
+                let below = read(&format!("task/{pid}/children")).unwrap_or_default();
+                let below = String::from_utf8(below).unwrap();
+                lines.extend(
+                    below
+                        .split_whitespace()
+                        .map(|pid| pid.parse::<i32>().unwrap()),
+                );
+            }
+        }
+        program.signal(rustix::process::Signal::TERM);
+        assert_eq!(program.end().code, Some(128 + 15));
+    }
 }
