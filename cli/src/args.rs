@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use lockstream::Lock;
 
+use crate::check;
 use crate::duration::{self, times};
 use crate::exit;
 use crate::guardian;
@@ -22,6 +23,7 @@ use crate::signals;
 use crate::store::Failure;
 use crate::terminal;
 use crate::tip;
+use crate::url;
 use crate::watch;
 
 const TIMES: &str = times!();
@@ -63,6 +65,8 @@ enum Command {
     Ls(LsArgs),
     Watch(WatchArgs),
     Free(FreeArgs),
+    Check(CheckArgs),
+    Migrate(MigrateArgs),
     /// Write shell completions to standard output.
     Completions {
         /// For which shell.
@@ -92,13 +96,16 @@ pub(crate) struct StoreArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "url")]
     pub(crate) url_file: Option<PathBuf>,
 
-    /// The first part of every name in the store. All who share locks have the same.
-    #[arg(long, value_name = "PREFIX", default_value = "lock")]
-    pub(crate) prefix: String,
+    /// The first part of every name in the store. All who share locks have the same. Default: that of the url, or lock.
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) prefix: Option<String>,
 
-    /// The name under which others see this process. Default: the name of the host.
+    /// The name under which others see this process. Default: that of the url, or the name of the host.
     #[arg(long, value_name = "NAME")]
-    name: Option<String>,
+    pub(crate) name: Option<String>,
+
+    #[command(flatten)]
+    connection: ConnectionArgs,
 
     /// Say nothing. The exit code tells what happened.
     #[arg(short, long)]
@@ -114,23 +121,80 @@ impl StoreArgs {
         Messages::new(self.quiet, self.json)
     }
 
-    /// The name that was given, or as much of the host's as a name can hold.
-    pub(crate) fn name(&self) -> String {
-        self.name.clone().unwrap_or_else(|| {
-            let host = nix::unistd::gethostname().unwrap_or_default();
-            let is_plain = |c: &char| c.is_ascii_alphanumeric() || "._-".contains(*c);
-            let name: String = host
-                .to_string_lossy()
-                .chars()
-                .filter(is_plain)
-                .take(64)
-                .collect();
-            if name.is_empty() {
-                "lockstream".to_owned()
-            } else {
-                name
-            }
-        })
+    /// What is said beside the url, as options of the url.
+    pub(crate) fn options(&self) -> Result<Vec<(&'static str, String)>, String> {
+        self.connection.options()
+    }
+}
+
+/// How to connect. Each of these can be said in the url as well.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Connection")]
+struct ConnectionArgs {
+    /// The authorities that sign the certificates of servers, in PEM. Default: those of the system.
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+
+    /// The certificate that servers ask for, in PEM.
+    #[arg(long, value_name = "FILE", requires = "key_file")]
+    cert_file: Option<PathBuf>,
+
+    /// The key of that certificate, in PEM.
+    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    key_file: Option<PathBuf>,
+
+    /// The name in the certificates of servers, if it is not the host of the url.
+    #[arg(long, value_name = "NAME")]
+    server_name: Option<String>,
+
+    /// Trust whoever answers. Each run warns of it.
+    #[arg(long)]
+    danger_accept_invalid_certificates: bool,
+
+    /// How long connecting may take. Default: 5s.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    connect_timeout: Option<Duration>,
+
+    /// How long the store may take to answer. Default: 1s.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse)]
+    response_timeout: Option<Duration>,
+
+    /// The pooler of a PostgreSQL server, such as PgBouncer, for what needs no session. No password.
+    #[arg(long, value_name = "URL")]
+    pooled: Option<String>,
+}
+
+impl ConnectionArgs {
+    fn options(&self) -> Result<Vec<(&'static str, String)>, String> {
+        if self.pooled.as_deref().is_some_and(url::has_password) {
+            return Err("a password in --pooled is visible in the list of processes: use the option pooled of the url, \
+                 percent-encoded"
+                .to_owned());
+        }
+        let file = |path: &PathBuf| {
+            // The command may have another folder.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let is_text = |path: PathBuf| path.into_os_string().into_string();
+            is_text(path).map_err(|path| format!("the path {path:?} is not UTF-8"))
+        };
+        let millis = |time: &Duration| format!("{}ms", time.as_millis());
+        let danger = self.danger_accept_invalid_certificates;
+        let all = [
+            ("ca_file", self.ca_file.as_ref().map(file).transpose()?),
+            ("cert_file", self.cert_file.as_ref().map(file).transpose()?),
+            ("key_file", self.key_file.as_ref().map(file).transpose()?),
+            ("server_name", self.server_name.clone()),
+            (url::DANGER, danger.then(|| "true".to_owned())),
+            ("connect_timeout", self.connect_timeout.as_ref().map(millis)),
+            (
+                "response_timeout",
+                self.response_timeout.as_ref().map(millis),
+            ),
+            ("pooled", self.pooled.clone()),
+        ];
+        let said = all.into_iter();
+        let said = said.filter_map(|(name, value)| Some((name, value?)));
+        Ok(said.collect())
     }
 }
 
@@ -494,6 +558,30 @@ pub(crate) struct WatchArgs {
     pub(crate) prefix_of_keys: String,
 }
 
+/// Say whether the store can be used, and what it is.
+///
+/// Connects to each server, and tells its version, how far away it is, whether it pushes or waiters poll, and which rights
+/// are missing. Touches no lock, and makes nothing. As a readiness probe: the exit code is 0 if locks can be taken, and 69
+/// if not.
+#[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+}
+
+/// Make the schema of a PostgreSQL database.
+///
+/// Makes it if it is not there, as run and lead do. Other stores have none: then nothing is done.
+#[derive(Args, Debug)]
+pub(crate) struct MigrateArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// Write the SQL that makes the schema, for whoever may run it. Connects to nothing.
+    #[arg(long)]
+    pub(crate) print: bool,
+}
+
 /// Take an exclusive lock from its holder.
 ///
 /// The holder learns of it at its next renewal: until then two may work at once. Whoever waits is next.
@@ -572,6 +660,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Ls(args) => in_runtime(args.store.messages(), show::ls(args)),
         Command::Watch(args) => in_runtime(args.store.messages(), watch::watch(args)),
         Command::Free(args) => in_runtime(args.store.messages(), show::free(args)),
+        Command::Check(args) => in_runtime(args.store.messages(), check::check(args)),
+        Command::Migrate(args) => in_runtime(args.store.messages(), check::migrate(args)),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { command } => pages::man(command.as_deref()),
         Command::Guardian(args) => guardian::guard(&args),

@@ -19,7 +19,7 @@ use crate::exit;
 use crate::messages::Messages;
 use crate::run::{catch_signals, give_back, impatience, waited};
 use crate::signals::Signals;
-use crate::store::{self, Failure, Store};
+use crate::store::{Failure, Store};
 use crate::supervise::{Held, tell};
 
 /// The environment variable that has the line.
@@ -42,7 +42,7 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
         args.mode.set(lock)
     };
     let store = Store::find(&args.store)?;
-    let trial = store::check(&args.store, lock).await?;
+    let trial = store.check(lock).await?;
     if !args.foreground {
         // Which leases can be left is told before one is taken.
         let left = trial.detach();
@@ -50,7 +50,7 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
     }
     let output = Output::open(args.lease_file.as_deref())?;
     let mut signals = catch_signals()?;
-    let registry = store.registry(&args.store)?;
+    let registry = store.registry()?;
     let mut events = registry.events();
     let lock = lock(&registry);
     let began = tokio::time::Instant::now();
@@ -160,7 +160,7 @@ async fn adopt(
     ttl: Duration,
 ) -> Result<(LockRegistry, Lease), Failure> {
     let store = Store::find(args)?;
-    let registry = store.registry_of(args, |builder| builder.ttl(ttl).renewal(Renewal::off()))?;
+    let registry = store.registry_with(|builder| builder.ttl(ttl).renewal(Renewal::off()))?;
     store.try_out(false).await?;
     let (key, token) = (line.key().to_owned(), line.token());
     match registry.adopt(line).await {

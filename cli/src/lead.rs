@@ -13,7 +13,7 @@ use crate::child::Ended;
 use crate::exit;
 use crate::run::{catch_signals, give_back, impatience, waited};
 use crate::signals::Signals;
-use crate::store::{self, Failure, Store};
+use crate::store::{Failure, Store};
 use crate::supervise::{Held, Supervisor};
 
 /// A command that ends sooner has failed at once.
@@ -43,7 +43,7 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
         let lock = registry.obtain(&key).ttl(args.lease.ttl);
         lock.renewal(Renewal::watchdog()).wait(Duration::MAX)
     };
-    drop(store::check(&args.store, lock).await?);
+    drop(store.check(lock).await?);
     let mut signals = catch_signals()?;
     let mut absence = Absence::new(messages);
     let reached = async {
@@ -58,12 +58,20 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
         reached = reached => reached?,
         signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
     }
-    let url = args.pass_url.then(|| store.url());
+    let url = args.pass_url.then(|| store.url_to_pass()).transpose()?;
     let mut pause = Duration::ZERO;
     loop {
         // A registry for each term: it is shut down at its end.
-        let registry = store.registry(&args.store)?;
-        let failed = match term(&args, &registry, lock(&registry), url, &mut signals).await {
+        let registry = store.registry()?;
+        let failed = match term(
+            &args,
+            &registry,
+            lock(&registry),
+            url.as_deref(),
+            &mut signals,
+        )
+        .await
+        {
             Ok(Term::Over(code)) => return Ok(code),
             Ok(Term::Lost) => {
                 pause = Duration::ZERO;

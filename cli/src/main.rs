@@ -19,6 +19,7 @@
 //! | `lead.rs` | how does a command run wherever the leader is? |
 //! | `hold.rs` | how is a lock held over several commands? |
 //! | `show.rs`, `watch.rs` | how are locks shown and freed? |
+//! | `check.rs` | what is the store, and is it ready? |
 //! | `pages.rs` | where do completions and manual pages come from? |
 //! | `signals.rs` | which signals are caught, blocked or ignored? |
 //! | `terminal.rs` | which process group has the terminal? |
@@ -27,6 +28,8 @@
 mod acquire;
 #[cfg(unix)]
 mod args;
+#[cfg(unix)]
+mod check;
 #[cfg(unix)]
 mod child;
 #[cfg(unix)]

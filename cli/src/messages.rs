@@ -49,7 +49,17 @@ pub(crate) fn write_line(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// What an error says, and each of its causes.
+/// What the library advises to those who write programs, and what to do here.
+const ADVICE: [(&str, &str); 3] = [
+    ("PostgresStore::migrate", "lockstream migrate"),
+    (" or in PostgresStoreBuilder", ""),
+    (
+        "takes the pooler's by `pooled`",
+        "takes the pooler's by --pooled",
+    ),
+];
+
+/// What an error says, and each of its causes. Its advice is for the command line.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -58,5 +68,46 @@ pub(crate) fn chain(error: &dyn Error) -> String {
         text.push_str(&cause.to_string());
         source = cause.source();
     }
-    text
+    here(text)
+}
+
+fn here(text: String) -> String {
+    let replace = |text: String, (there, here): &(&str, &str)| text.replace(there, here);
+    ADVICE.iter().fold(text, replace)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Of those that the command can meet: it has no client of its own to convert.
+    #[test]
+    fn no_advice_names_what_only_programs_have() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../src/store/postgres");
+        let files = fs::read_dir(folder)
+            .unwrap()
+            .map(|file| file.unwrap().path());
+        let is_source = |path: &std::path::PathBuf| path.extension().is_some_and(|it| it == "rs");
+        let mut advised = 0;
+        for path in files.filter(is_source) {
+            let text = fs::read_to_string(&path).unwrap();
+            let lines = text.lines().map(str::trim);
+            let told = lines.filter(|line| !line.starts_with("//") && line.contains('"'));
+            for line in
+                told.filter(|line| line.contains("PostgresStore") && !line.contains("debug_struct"))
+            {
+                advised += 1;
+                let line = here(line.to_owned());
+                assert!(
+                    !line.contains("PostgresStore"),
+                    "{}: {line}",
+                    path.display()
+                );
+            }
+        }
+        assert!(advised > 3, "{advised}");
+    }
 }

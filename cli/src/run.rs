@@ -12,7 +12,7 @@ use crate::args::{OnLost, RunArgs};
 use crate::exit;
 use crate::messages::{Messages, chain};
 use crate::signals::Signals;
-use crate::store::{self, Failure, Store};
+use crate::store::{Failure, Store};
 use crate::supervise::{Held, Outcome, Supervisor};
 
 /// How long the release may take, whatever signals come.
@@ -47,9 +47,10 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     args.check()?;
     let messages = args.store.messages();
     let store = Store::find(&args.store)?;
-    drop(store::check(&args.store, |registry| args.lock(registry)).await?);
+    drop(store.check(|registry| args.lock(registry)).await?);
+    let url = args.pass_url.then(|| store.url_to_pass()).transpose()?;
     let mut signals = catch_signals()?;
-    let registry = store.registry(&args.store)?;
+    let registry = store.registry()?;
     let mut events = registry.events();
 
     let lock = args.lock(&registry);
@@ -83,7 +84,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     let mut supervisor = Supervisor {
         command: &args.command,
         held,
-        url: args.pass_url.then(|| store.url()),
+        url: url.as_deref(),
         timeout: args.timeout,
         kill_after: args.lease.kill_after,
         on_lost: args.on_lost,

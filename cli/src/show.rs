@@ -15,7 +15,7 @@ use crate::store::{Failure, Store};
 /// A registry for looking: a missing schema is not made.
 pub(crate) async fn connect(args: &StoreArgs) -> Result<LockRegistry, Failure> {
     let store = Store::find(args)?;
-    let registry = store.registry(args)?;
+    let registry = store.registry()?;
     store.try_out(false).await?;
     Ok(registry)
 }

@@ -3,6 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
 /// The environment variable that has the url. The command does not get it.
 pub(crate) const VARIABLE: &str = "LOCKSTREAM_URL";
 
@@ -64,20 +66,63 @@ pub(crate) fn check_scheme(url: &str) -> Result<(), String> {
     )
 }
 
+/// The option that turns the verification of certificates off.
+pub(crate) const DANGER: &str = "danger_accept_invalid_certificates";
+
+/// The options of a url, decoded as far as they can be.
+fn options(url: &str) -> impl Iterator<Item = (String, String)> {
+    let (url, _) = url.split_once('#').unwrap_or((url, ""));
+    let (_, query) = url.split_once('?').unwrap_or_default();
+    let decode = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    query.split('&').map(move |option| {
+        let (name, value) = option.split_once('=').unwrap_or((option, ""));
+        (decode(name), decode(value))
+    })
+}
+
+/// The value of an option of the url.
+pub(crate) fn option(url: &str, name: &str) -> Option<String> {
+    let found = options(url).find(|(it, _)| it == name);
+    found.map(|(_, value)| value)
+}
+
+/// Whether the url, or an option that was added to it, trusts whoever answers.
+pub(crate) fn is_unverified(url: &str) -> bool {
+    let no = ["false", "no", "off", "0"];
+    option(url, DANGER).is_some_and(|value| !no.contains(&&*value.to_ascii_lowercase()))
+}
+
+/// Adds what the command line says to the url.
+pub(crate) fn with_options(url: String, added: &[(&str, String)]) -> Result<String, String> {
+    let (mut url, fragment) = match url.split_once('#') {
+        Some((url, fragment)) => (url.to_owned(), format!("#{fragment}")),
+        None => (url, String::new()),
+    };
+    for (name, value) in added {
+        if let Some(said) = option(&url, name) {
+            if said != *value {
+                let flag = name.replace('_', "-");
+                return Err(format!("--{flag} and the option {name} of the url differ"));
+            }
+            continue;
+        }
+        let begin = if url.contains('?') { '&' } else { '?' };
+        let value = utf8_percent_encode(value, NON_ALPHANUMERIC);
+        url += &format!("{begin}{name}={value}");
+    }
+    Ok(url + &fragment)
+}
+
 /// Whether the url has a password, in its user part or as a parameter. When in doubt, it has.
-fn has_password(url: &str) -> bool {
+pub(crate) fn has_password(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     // An `@` may also stand in a password that was not escaped, so the last one counts, wherever it is.
     let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
     let in_user = user
         .split_once(':')
         .is_some_and(|(_, password)| !password.is_empty());
-    let (_, query) = rest.split_once('?').unwrap_or_default();
-    let in_query = query.split('&').any(|parameter| {
-        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-        let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
-        name.to_ascii_lowercase().contains("pass") && !value.is_empty()
-    });
+    let in_query = options(rest)
+        .any(|(name, value)| name.to_ascii_lowercase().contains("pass") && !value.is_empty());
     in_user || in_query
 }
 
@@ -116,6 +161,42 @@ mod tests {
         ] {
             assert_eq!(find(Some(url), None, None).as_deref(), Ok(url));
         }
+    }
+
+    #[test]
+    fn options_are_added_and_found() {
+        let add =
+            |url: &str, value: &str| with_options(url.to_owned(), &[("ca_file", value.to_owned())]);
+        for url in [
+            "redis://h",
+            "redis://h/?name=x",
+            "redis+sentinel://h/s?prefix=a%26b",
+        ] {
+            let added = add(url, "/a b&c=%2F?#").unwrap();
+            assert!(added.starts_with(url), "{added}");
+            assert_eq!(option(&added, "ca_file").as_deref(), Some("/a b&c=%2F?#"));
+            // The same again is no contradiction.
+            assert_eq!(add(&added, "/a b&c=%2F?#"), Ok(added.clone()));
+            let refused = add(&added, "/other").unwrap_err();
+            assert_eq!(
+                refused,
+                "--ca-file and the option ca_file of the url differ"
+            );
+        }
+        assert_eq!(
+            add("redis://h#x", "a").as_deref(),
+            Ok("redis://h?ca_file=a#x")
+        );
+        assert_eq!(
+            option("redis+sentinel://h/s?prefix=a%26b", "prefix").as_deref(),
+            Some("a&b")
+        );
+        assert!(is_unverified(
+            "rediss://h?danger_accept_invalid_certificates=true"
+        ));
+        assert!(!is_unverified(
+            "rediss://h?danger_accept_invalid_certificates=False"
+        ));
     }
 
     #[test]

@@ -233,7 +233,8 @@ fn a_watch_outlives_an_outage() {
 #[test]
 fn completions_and_manual_pages_know_every_command() {
     let commands = [
-        "run", "lead", "hold", "renew", "release", "inspect", "ls", "watch", "free",
+        "run", "lead", "hold", "renew", "release", "inspect", "ls", "watch", "free", "check",
+        "migrate",
     ];
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let done = run("", ["completions", shell]);
@@ -266,9 +267,11 @@ fn the_page_tells_of_every_option() {
     const PAGE: &str = include_str!("../../../docs/command-line.md");
     let mut options = 0;
     for command in [
-        "run", "lead", "hold", "renew", "release", "inspect", "ls", "watch", "free",
+        "run", "lead", "hold", "renew", "release", "inspect", "ls", "watch", "free", "check",
+        "migrate",
     ] {
-        assert!(PAGE.contains(&format!("| `{command} ")), "{command}");
+        let has_row = |end: char| PAGE.contains(&format!("| `{command}{end}"));
+        assert!(has_row(' ') || has_row('`'), "{command}");
         let help = run("", [command, "-h"]).out;
         let words = help.split(|c: char| c.is_whitespace() || ",[]<>".contains(c));
         for option in words.filter(|word| word.starts_with("--") && word.len() > 2) {

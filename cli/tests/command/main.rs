@@ -12,6 +12,8 @@
 //! | `descendants.rs` | what if the command's processes leave its group or session? |
 //! | `losses.rs` | what if the lease cannot be renewed, or is lost? |
 //! | `holding.rs` | how does one lease last over several commands? |
+//! | `checking.rs` | what is the store, and is it ready? |
+//! | `connecting.rs` | what may be said of the connection? |
 //! | `stores.rs` | which stores are there, by url? |
 //! | `looking.rs` | how are locks shown and freed? |
 //! | `leading.rs` | when does the command of a leader run? |
@@ -25,7 +27,9 @@ mod absence;
 #[allow(dead_code, reason = "other tests use the rest of it")]
 #[path = "../../../tests/access/authority.rs"]
 mod authority;
+mod checking;
 mod codes;
+mod connecting;
 // Elsewhere only the process group is reached.
 #[cfg(target_os = "linux")]
 mod descendants;
