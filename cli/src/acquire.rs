@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::args::WaitArgs;
 use crate::messages::Messages;
-use crate::show::brief;
+use crate::show::{brief, named_holder, to_json};
 use crate::store::{Failure, Store};
 
 /// How long a wait may last before people are told of it.
@@ -108,8 +108,11 @@ impl Asking<'_> {
     }
 }
 
-/// Says that the command waits, unless the wait is over soon. Also says for how long others have the lock, if that is
-/// more than `longest`, the longest time for which this caller would ask.
+/// How many holders are told by name.
+const MOST_HOLDERS: usize = 3;
+
+/// Says that the command waits, and for whom, unless the wait is over soon. Also says if others have the lock for more
+/// than `longest`, the longest time for which this caller would ask.
 pub(crate) async fn tell_of_wait<T>(
     messages: Messages,
     lock: &Lock,
@@ -129,11 +132,18 @@ pub(crate) async fn tell_of_wait<T>(
     };
     let mut text = format!("waiting for lock {:?}", lock.key());
     let mut fields = json!({ "key": lock.key() });
-    let remaining = seen.and_then(|seen| seen.remaining);
-    if let Some(remaining) = remaining.filter(|remaining| *remaining > longest) {
-        let (remaining, longest) = (brief(remaining), brief(longest));
-        text += &format!(", held for {remaining}, longer than the {longest} asked for here");
-        fields["remaining"] = json!(remaining);
+    if let Some(seen) = seen.filter(|seen| !seen.holders.is_empty()) {
+        let told = seen.holders.iter().take(MOST_HOLDERS).map(named_holder);
+        text += &format!(", held by {}", told.collect::<Vec<_>>().join(", "));
+        let more = seen.holders.len().saturating_sub(MOST_HOLDERS);
+        if more > 0 {
+            text += &format!(" and {more} more");
+        }
+        fields["holders"] = to_json(lock.key(), &seen)["holders"].take();
+        if let Some(remaining) = seen.remaining.filter(|remaining| *remaining > longest) {
+            text += &format!(", longer than the {} asked for here", brief(longest));
+            fields["remaining"] = json!(brief(remaining));
+        }
     }
     messages.say("waiting", text, fields);
     waiting.await

@@ -142,12 +142,22 @@ fn line(key: &str, seen: &Inspection) -> String {
     format!("{key}\t{holders}\t{} waiting", seen.waiting)
 }
 
+/// A holder by its owner, as others need it to free the lock.
 fn of_holder(holder: &InspectedHolder) -> String {
+    told(holder, &holder.owner)
+}
+
+/// The same by the name alone, if it has one.
+pub(crate) fn named_holder(holder: &InspectedHolder) -> String {
+    told(holder, name_of(&holder.owner).unwrap_or(&holder.owner))
+}
+
+fn told(holder: &InspectedHolder, who: &str) -> String {
     let left = holder.remaining.map_or_else(
         || " without an end".to_owned(),
         |left| format!(" for {}", brief(left)),
     );
-    format!("{}{}{left}", plain(&holder.owner), of_mode(holder.mode))
+    format!("{}{}{left}", plain(who), of_mode(holder.mode))
 }
 
 /// Without control characters: whoever may write to the store must not write to the terminal.

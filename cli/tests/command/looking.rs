@@ -110,13 +110,36 @@ fn a_lock_that_lasts_longer_than_its_ttl_is_told() {
     for options in [&["run", "k"][..], &["lead", "k"]] {
         take_for("3659000");
         let waiter = Program::start(&server.url(), [options, &["--", "true"]].concat());
-        let told = "waiting for lock \"k\", held for 60m, longer than the 30s asked for here";
+        let told =
+            "waiting for lock \"k\", held by alpha for 60m, longer than the 30s asked for here";
         waiter.expect_said(told);
     }
     // What others have for no longer than is usual is no news.
     take_for("29000");
     let waiter = Program::start(&server.url(), ["run", "k", "--", "true"]);
-    waiter.expect_said("waiting for lock \"k\"\n");
+    waiter.expect_said("waiting for lock \"k\", held by alpha for 2");
+    assert!(!waiter.err().contains("longer than"), "{}", waiter.err());
+}
+
+/// Who is in the way, by name.
+#[test]
+fn a_waiter_says_who_has_the_lock() {
+    let server = RedisServer::start();
+    let _readers = ["a", "b", "c", "d"].map(|name| hold(&server, &["--name", name, "-s", "k"]));
+    let waiter = Program::start(&server.url(), ["run", "--json", "k", "--", "true"]);
+    waiter.expect_said("waiting");
+    let waiting = json(&waiter.err());
+    assert_eq!(waiting["holders"].as_array().map(Vec::len), Some(4));
+    assert_eq!(waiting["holders"][0]["mode"], "shared");
+    let text = waiting["message"].as_str().unwrap();
+    assert_eq!(text.matches(" (shared) for ").count(), 3, "{text}");
+    let names = ["a", "b", "c", "d"].map(|name| text.contains(&format!(" {name} (shared)")));
+    assert_eq!(
+        names.iter().filter(|is_told| **is_told).count(),
+        3,
+        "{text}"
+    );
+    assert!(text.ends_with(" and 1 more"), "{text}");
 }
 
 #[test]
