@@ -616,6 +616,10 @@ pub(crate) struct GuardianArgs {
     #[arg(long)]
     pub(crate) ignore_pipe: bool,
 
+    /// Environment variables that are to have the id of the command's process.
+    #[arg(long)]
+    pub(crate) own_id: Vec<String>,
+
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -625,6 +629,10 @@ pub(crate) struct LaunchArgs {
     /// Whether SIGPIPE is ignored by the command.
     #[arg(long)]
     pub(crate) ignore_pipe: bool,
+
+    /// Environment variables that are to have the id of this process.
+    #[arg(long)]
+    pub(crate) own_id: Vec<String>,
 
     /// Signals that the command does not block, by number.
     #[arg(long, value_delimiter = ',')]

@@ -123,6 +123,7 @@ impl Guardian {
             guardian.arg("--ignore-pipe");
         }
         guardian
+            .args(own_ids())
             .arg("--")
             .args(command)
             .process_group(0)
@@ -237,7 +238,15 @@ fn next_report(unread: &mut Vec<u8>) -> Option<Option<Report>> {
     Some(line.and_then(Report::parse))
 }
 
-fn this_program() -> io::Result<std::path::PathBuf> {
+/// systemd hands sockets and the watchdog to the process with the id in these variables: to us, and so to the command.
+fn own_ids() -> impl Iterator<Item = String> {
+    let own = getpid().to_string();
+    let names = ["LISTEN_PID", "WATCHDOG_PID"].into_iter();
+    let names = names.filter(move |name| std::env::var(name).is_ok_and(|id| id == own));
+    names.map(|name| format!("--own-id={name}"))
+}
+
+pub(crate) fn this_program() -> io::Result<std::path::PathBuf> {
     // The kernel's link also leads to a program whose file was replaced by an update.
     let link = std::path::Path::new("/proc/self/exe");
     if link.exists() {
@@ -308,6 +317,8 @@ fn launch(args: &GuardianArgs) -> io::Result<i32> {
     if args.ignore_pipe {
         launched.arg("--ignore-pipe");
     }
+    let own_ids = args.own_id.iter();
+    launched.args(own_ids.map(|name| format!("--own-id={name}")));
     let launched = launched
         .arg(format!("--unblock={}", numbers.join(",")))
         .arg("--")

@@ -22,6 +22,7 @@ use rustix::net::{
 
 use crate::args::LaunchArgs;
 use crate::exit;
+use crate::guardian::this_program;
 
 /// Hands our standard input, output and error to the process at the other end, which then becomes the command.
 pub(crate) fn go(launched: &UnixStream) -> io::Result<()> {
@@ -50,6 +51,9 @@ pub(crate) fn failure(mut launched: &UnixStream) -> Option<io::Error> {
 
 /// Becomes the command.
 pub(crate) fn launch(args: &LaunchArgs) -> u8 {
+    if !args.own_id.is_empty() {
+        return launch_with_id(args);
+    }
     // A copy that is closed when the command is executed.
     let Ok(line) = rustix::io::fcntl_dupfd_cloexec(io::stdin(), 3) else {
         return exit::CANNOT_RUN;
@@ -72,6 +76,29 @@ pub(crate) fn launch(args: &LaunchArgs) -> u8 {
     };
     let code = failed.raw_os_error().unwrap_or(nix::libc::EINVAL);
     let _ = UnixStream::from(line).write_all(code.to_string().as_bytes());
+    exit::CANNOT_RUN
+}
+
+/// The same with the id of this process in the environment, which a program can only give to the next one: itself.
+fn launch_with_id(args: &LaunchArgs) -> u8 {
+    let Ok(program) = this_program() else {
+        return exit::CANNOT_RUN;
+    };
+    let id = std::process::id().to_string();
+    let mut again = Command::new(program);
+    again.arg0("lockstream").arg("launch");
+    if args.ignore_pipe {
+        again.arg("--ignore-pipe");
+    }
+    let numbers: Vec<_> = args.unblock.iter().map(i32::to_string).collect();
+    again
+        .arg(format!("--unblock={}", numbers.join(",")))
+        .arg("--")
+        .args(&args.command)
+        .envs(args.own_id.iter().map(|name| (name, &id)))
+        // What else systemd tells of our process. Without it the id counts.
+        .env_remove("LISTEN_PIDFDID")
+        .exec();
     exit::CANNOT_RUN
 }
 

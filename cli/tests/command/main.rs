@@ -17,6 +17,7 @@
 //! | `stores.rs` | which stores are there, by url? |
 //! | `looking.rs` | how are locks shown and freed? |
 //! | `leading.rs` | when does the command of a leader run? |
+//! | `systemd.rs` | what does the command of a service get of what systemd gives? |
 //! | `terminal.rs` | what happens on a terminal? |
 #![cfg(unix)]
 
@@ -42,6 +43,7 @@ mod program;
 mod secrets;
 mod signals;
 mod stores;
+mod systemd;
 // Elsewhere no terminal can be opened safely: its name has no reentrant form.
 #[cfg(target_os = "linux")]
 mod terminal;

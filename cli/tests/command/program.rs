@@ -69,10 +69,15 @@ impl Program {
     }
 
     /// Runs any command in a process group of its own.
-    pub(crate) fn spawn(mut command: Command) -> Self {
+    pub(crate) fn spawn(command: Command) -> Self {
+        Self::spawn_with_input(command, Stdio::null())
+    }
+
+    /// The same with this as its standard input.
+    pub(crate) fn spawn_with_input(mut command: Command, input: Stdio) -> Self {
         ignore_no_signals();
         let mut child = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0)
