@@ -1,6 +1,8 @@
 //! The command line.
 
 use std::ffi::OsString;
+#[cfg(feature = "dashboard")]
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,6 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use lockstream::Lock;
 
 use crate::check;
+#[cfg(feature = "dashboard")]
+use crate::dashboard;
 use crate::duration::{self, times};
 use crate::exit;
 use crate::guardian;
@@ -66,6 +70,8 @@ enum Command {
     Watch(WatchArgs),
     Free(FreeArgs),
     Check(CheckArgs),
+    #[cfg(feature = "dashboard")]
+    Dashboard(DashboardArgs),
     Migrate(MigrateArgs),
     /// Write shell completions to standard output.
     Completions {
@@ -582,6 +588,38 @@ pub(crate) struct MigrateArgs {
     pub(crate) print: bool,
 }
 
+/// Serve a page that shows the locks of a store, live.
+///
+/// Who holds them, who waits, and who hands over to whom, twice a second while a page is open. It takes no lock and writes
+/// nothing. It asks for no password, so it listens on this machine alone. It ends at a signal.
+#[cfg(feature = "dashboard")]
+#[derive(Args, Debug)]
+pub(crate) struct DashboardArgs {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+
+    /// Where to listen: a port of this machine, or an address with a port. With port 0 the system picks one.
+    #[arg(long, value_name = "ADDRESS", value_parser = address, default_value = "127.0.0.1:8080")]
+    pub(crate) listen: SocketAddr,
+
+    /// A name by which this server is reached, besides localhost and addresses. Others are refused.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) allow_host: Vec<String>,
+
+    /// Show tasks in memory that take turns, and no store.
+    #[arg(long, conflicts_with_all = ["url", "url_file"])]
+    pub(crate) demo: bool,
+}
+
+#[cfg(feature = "dashboard")]
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
+    let of_port = text
+        .parse()
+        .map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+    let expected = "expected a port, or an address such as 127.0.0.1:8080 or [::1]:8080";
+    of_port.or_else(|_| text.parse()).map_err(|_| expected)
+}
+
 /// Take an exclusive lock from its holder.
 ///
 /// The holder learns of it at its next renewal: until then two may work at once. Whoever waits is next.
@@ -668,6 +706,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Ls(args) => in_runtime(args.store.messages(), show::ls(args)),
         Command::Watch(args) => in_runtime(args.store.messages(), watch::watch(args)),
         Command::Free(args) => in_runtime(args.store.messages(), show::free(args)),
+        #[cfg(feature = "dashboard")]
+        Command::Dashboard(args) => in_runtime(args.store.messages(), dashboard::dashboard(args)),
         Command::Check(args) => in_runtime(args.store.messages(), check::check(args)),
         Command::Migrate(args) => in_runtime(args.store.messages(), check::migrate(args)),
         Command::Completions { shell } => pages::completions(shell),

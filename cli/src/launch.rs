@@ -91,7 +91,7 @@ fn launch_with_id(args: &LaunchArgs) -> u8 {
         again.arg("--ignore-pipe");
     }
     let numbers: Vec<_> = args.unblock.iter().map(i32::to_string).collect();
-    again
+    let failed = again
         .arg(format!("--unblock={}", numbers.join(",")))
         .arg("--")
         .args(&args.command)
@@ -99,6 +99,8 @@ fn launch_with_id(args: &LaunchArgs) -> u8 {
         // What else systemd tells of our process. Without it the id counts.
         .env_remove("LISTEN_PIDFDID")
         .exec();
+    let code = failed.raw_os_error().unwrap_or(nix::libc::EINVAL);
+    let _ = rustix::io::write(io::stdin(), code.to_string().as_bytes());
     exit::CANNOT_RUN
 }
 

@@ -19,6 +19,7 @@
 //! | `lead.rs` | how does a command run wherever the leader is? |
 //! | `hold.rs` | how is a lock held over several commands? |
 //! | `show.rs`, `watch.rs` | how are locks shown and freed? |
+//! | `dashboard/` | how are locks shown on a page? |
 //! | `check.rs` | what is the store, and is it ready? |
 //! | `pages.rs` | where do completions and manual pages come from? |
 //! | `signals.rs` | which signals are caught, blocked or ignored? |
@@ -32,6 +33,8 @@ mod args;
 mod check;
 #[cfg(unix)]
 mod child;
+#[cfg(all(unix, feature = "dashboard"))]
+mod dashboard;
 #[cfg(unix)]
 mod duration;
 #[cfg(unix)]

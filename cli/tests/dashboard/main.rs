@@ -1,17 +1,20 @@
 //! The dashboard as a process, on real servers, in a real browser.
+#![cfg(unix)]
 
 mod browser;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
-use std::io::{BufRead, BufReader, Lines};
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use browser::{Browser, Page};
+use browser::{Browser, Page, REBOUND};
 use lockstream::LockRegistry;
 use lockstream::store::{LockStore, PostgresStore, RedisStore};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use support::{PgServer, RedisServer, wait_until, wait_until_blocking};
 
@@ -25,18 +28,15 @@ struct Dashboard {
 }
 
 impl Dashboard {
-    fn command() -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dashboard"));
-        command
-            .env_remove("REDIS_URL")
-            .env_remove("DATABASE_URL")
-            .env("PORT", "0");
+    fn command(url: &str, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstream"));
+        command.arg("dashboard").args(["--listen", "0"]);
+        command.args(options).env("LOCKSTREAM_URL", url);
         command
     }
 
-    fn start(environment: &[(&str, &str)]) -> Self {
-        let mut child = Self::command()
-            .envs(environment.iter().copied())
+    fn start(url: &str, options: &[&str]) -> Self {
+        let mut child = Self::command(url, options)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -47,7 +47,28 @@ impl Dashboard {
     }
 
     fn on_redis(server: &RedisServer) -> Self {
-        Self::start(&[("REDIS_URL", &server.url())])
+        Self::start(&server.url(), &[])
+    }
+
+    fn port(&self) -> u16 {
+        let (_, port) = self.url.rsplit_once(':').unwrap();
+        port.parse().unwrap()
+    }
+
+    /// The status of the answer to a request with this method, path and these headers, and what is before its body.
+    fn ask(&self, request: &str, headers: &[&str]) -> (u16, String) {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port())).unwrap();
+        stream.set_read_timeout(Some(BOUND)).unwrap();
+        let headers: Vec<_> = headers.iter().map(|it| format!("{it}\r\n")).collect();
+        let text = format!("{request} HTTP/1.1\r\n{}\r\n", headers.concat());
+        stream.write_all(text.as_bytes()).unwrap();
+        let lines = BufReader::new(stream).lines().map_while(Result::ok);
+        let head: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+        let status = head[0].split_whitespace().nth(1).unwrap();
+        (
+            status.parse().unwrap(),
+            head.join("\n").to_ascii_lowercase(),
+        )
     }
 
     fn events(&self) -> Events {
@@ -270,7 +291,7 @@ async fn a_page_shows_who_holds_who_waits_and_who_hands_over() {
 async fn a_database_is_shown_and_not_changed() {
     let server = PgServer::start();
     let url = server.url();
-    let dashboard = Dashboard::start(&[("DATABASE_URL", &url)]);
+    let dashboard = Dashboard::start(&url, &[]);
     let mut events = dashboard.events();
     let first = events.next().unwrap();
     assert_eq!(first["store"], "PostgreSQL");
@@ -326,7 +347,7 @@ fn it_looks_once_for_all_pages_and_not_without_one() {
 /// With `LOCKSTREAM_SCREENSHOT=docs/dashboard.png` (a path from the repository's root) the page's picture is written there.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_store_there_is_a_demo() {
-    let dashboard = Dashboard::start(&[]);
+    let dashboard = Dashboard::start("", &["--demo"]);
     let browser = Browser::start();
     let page = browser.open(&dashboard.url);
     wait_until("there are some hand-overs", 2 * BOUND, || {
@@ -340,7 +361,7 @@ async fn without_a_store_there_is_a_demo() {
     let ground = || page.value("getComputedStyle(document.body).backgroundColor");
     let light = ground();
     if let Some(path) = std::env::var_os("LOCKSTREAM_SCREENSHOT") {
-        page.screenshot(&Path::new("../..").join(path));
+        page.screenshot(&Path::new("..").join(path));
     }
     page.set_dark();
     assert_ne!(ground(), light);
@@ -351,19 +372,134 @@ async fn without_a_store_there_is_a_demo() {
     );
 }
 
-/// A url or a port that is none.
+/// A url or a port that is none, and one that is taken.
 #[test]
-fn a_wrong_setting_is_one_sentence() {
-    for (name, value) in [
-        ("REDIS_URL", "http://example.org"),
-        ("DATABASE_URL", "nonsense"),
-        ("PORT", "many"),
+fn a_wrong_setting_is_told() {
+    let taken = Dashboard::start("", &["--demo"]);
+    let taken = taken.port().to_string();
+    for (url, options, code, told) in [
+        ("http://example.org", &[][..], 64, "expected redis://"),
+        ("", &[], 64, "no store"),
+        (
+            "",
+            &["--demo", "--url", "redis://h/"],
+            64,
+            "cannot be used with",
+        ),
+        (
+            "",
+            &["--demo", "--prefix", "x", "--listen", "many"],
+            64,
+            "expected a port",
+        ),
+        (
+            "",
+            &["--demo", "--listen", &taken],
+            69,
+            "cannot listen on 127.0.0.1:",
+        ),
     ] {
-        let output = Dashboard::command().env(name, value).output().unwrap();
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockstream"));
+        command.arg("dashboard").args(options);
+        let output = command.env("LOCKSTREAM_URL", url).output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{output:?}");
         let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(said.lines().count(), 1, "{said}");
-        assert!(said.starts_with(&format!("dashboard: {name}: ")), "{said}");
+        assert!(said.contains(told), "{said}");
         assert_eq!(output.stdout, b"");
     }
+}
+
+/// Whoever reaches the port may look; a page of somebody else in the browser of who may is not who may.
+#[test]
+fn other_origins_and_other_names_get_nothing() {
+    let dashboard = Dashboard::start("", &["--demo", "--allow-host", "locks.example"]);
+    let port = dashboard.port();
+    let own = format!("Host: 127.0.0.1:{port}");
+    let status = |request: &str, headers: &[&str]| dashboard.ask(request, headers).0;
+    for path in ["GET /", "GET /events"] {
+        for host in [
+            &*own,
+            &format!("Host: localhost:{port}"),
+            "Host: locks.example",
+        ] {
+            assert_eq!(status(path, &[host]), 200, "{path} {host}");
+        }
+        for host in [
+            "Host: evil.example",
+            &format!("Host: evil.example:{port}"),
+            "X: no host",
+        ] {
+            let status = status(path, &[host]);
+            assert!([400, 403].contains(&status), "{path} {host}: {status}");
+        }
+        let origin = format!("Origin: http://127.0.0.1:{port}");
+        assert_eq!(status(path, &[&own, &origin]), 200);
+        assert_eq!(status(path, &[&own, "Origin: http://evil.example"]), 403);
+    }
+    assert_eq!(
+        status("GET /events", &[&own, "Sec-Fetch-Site: cross-site"]),
+        403
+    );
+    for method in ["POST", "PUT", "DELETE", "PATCH"] {
+        assert_eq!(
+            status(&format!("{method} /"), &[&own, "Content-Length: 0"]),
+            405
+        );
+    }
+    let (_, head) = dashboard.ask("GET /", &[&own]);
+    assert!(head.contains("frame-ancestors 'none'"), "{head}");
+    assert!(!head.contains("access-control"), "{head}");
+}
+
+/// DNS rebinding: the name of a page of somebody else leads here, and to the browser this is the same origin.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_that_was_made_to_lead_here_shows_nothing() {
+    let server = RedisServer::start();
+    let dashboard = Dashboard::on_redis(&server);
+    let browser = Browser::start();
+    let page = browser.open(&format!("http://{REBOUND}:{}/", dashboard.port()));
+    let says = text_of(&page, "body");
+    assert!(says.contains("does not have that name"), "{says}");
+    let asks = "fetch('/events').then(it => { window.status_was = it.status })";
+    page.value(&format!("{asks}; 0"));
+    wait_until("it is refused", BOUND, || {
+        page.value("window.status_was") == 403
+    })
+    .await;
+    assert_eq!(server.calls("scan"), 0);
+    let page = browser.open(&dashboard.url);
+    wait_until("by its address it shows all", BOUND, || {
+        text_of(&page, "#state") == "live"
+    })
+    .await;
+}
+
+/// As a service it ends when it is told to, and that is no failure.
+#[test]
+fn a_signal_ends_it() {
+    let server = RedisServer::start();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut dashboard = Dashboard::on_redis(&server);
+        let mut events = dashboard.events();
+        events.next().unwrap();
+        kill_process(Pid::from_child(&dashboard.child), signal).unwrap();
+        let status = dashboard.child.wait().unwrap();
+        assert_eq!(status.code(), Some(0));
+    }
+}
+
+/// It is said if others than this machine may look.
+#[test]
+fn an_address_that_others_reach_is_warned_of() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_lockstream"))
+        .args(["dashboard", "--demo", "--listen", "0.0.0.0:0"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let said = lines.next().unwrap().unwrap();
+    let _ = child.kill();
+    let _ = child.wait();
+    assert!(said.contains("warning: whoever reaches 0.0.0.0:"), "{said}");
 }

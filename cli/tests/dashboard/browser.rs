@@ -27,6 +27,9 @@ const VARIABLE: &str = "LOCKSTREAM_CHROMIUM";
 const REMEDY: &str = "this test needs Chromium: `apt-get install chromium`, `brew install --cask chromium`, run the tests with \
     `./tests/run`, which sees to it, or name the program in LOCKSTREAM_CHROMIUM";
 
+/// A name that leads to this machine.
+pub(crate) const REBOUND: &str = "rebound.example";
+
 /// With `--remote-debugging-pipe` it reads commands from file 3 and writes answers to file 4.
 const START: &str = r#"exec "$@" 3<&0 4>&1 </dev/null >"$0" 2>&1"#;
 
@@ -92,6 +95,7 @@ impl Browser {
             "--disable-component-update",
             "--disable-sync",
             "--hide-scrollbars",
+            "--host-resolver-rules=MAP rebound.example 127.0.0.1",
         ]);
         let profile = folder.path().join("profile");
         command.arg(format!("--user-data-dir={}", profile.display()));
