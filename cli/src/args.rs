@@ -620,13 +620,17 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
     of_port.or_else(|_| text.parse()).map_err(|_| expected)
 }
 
-/// Take an exclusive lock from its holder.
+/// Take a lock from a holder.
 ///
-/// The holder learns of it at its next renewal: until then two may work at once. Whoever waits is next.
+/// An exclusive lock from whoever has it, or from --holder one of those who share it. The holder learns of it at its next renewal: until then two may work at once. Whoever waits is next.
 #[derive(Args, Debug)]
 pub(crate) struct FreeArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+
+    /// From whom: the name of a holder, or the whole of its owner as inspect shows it.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) holder: Option<String>,
 
     /// Take it. Without this it only says from whom the lock would be taken.
     #[arg(long)]

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockstream::{DetachedLease, InspectedHolder, Inspection, LockError, LockRegistry, Mode};
+use lockstream::{InspectedHolder, Inspection, LockRegistry, Mode};
 use serde_json::{Value, json};
 
 use crate::args::{FreeArgs, InspectArgs, LsArgs, StoreArgs};
@@ -80,14 +80,7 @@ pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
             );
             return Ok(0);
         }
-        [holder] if holder.mode == Mode::Exclusive => holder,
-        holders => {
-            let text = format!(
-                "lock {key:?} is shared by {}: only exclusive locks can be freed",
-                holders.iter().map(of_holder).collect::<Vec<_>>().join(", ")
-            );
-            return Err(Failure::usage(text));
-        }
+        holders => chosen(key, holders, args.holder.as_deref())?,
     };
     let fields = json!({ "key": key, "owner": holder.owner });
     if !args.yes {
@@ -98,32 +91,63 @@ pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
         messages.say("held", text, fields);
         return Ok(0);
     }
-    // Adopting compares the owner, and a release of what was adopted serves whoever waits.
-    let lease = format!("lockstream-lease-1 {} 64 0 {key}", holder.owner).parse::<DetachedLease>();
-    let lease = lease.map_err(|_| {
-        let owner = &holder.owner;
-        Failure::usage(format!(
-            "lock {key:?} is held by {owner:?}, which is no holder of ours: delete it by hand"
-        ))
-    })?;
-    let adopted = registry.adopt(lease).await;
-    let adopted = adopted.map_err(|error| match &error {
-        LockError::Lost { .. } => Failure::new(
-            exit::BUSY,
-            format!("lock {key:?} is no longer held by {}", plain(&holder.owner)),
-        ),
-        _ => Failure::lock(&error, exit::BUSY),
-    })?;
-    adopted
-        .release()
-        .await
-        .map_err(|error| Failure::lock(&error, exit::BUSY))?;
+    // Whoever waits is served.
+    let released = registry.force_release(key, &holder.owner).await;
+    if !released.map_err(|error| Failure::lock(&error, exit::BUSY))? {
+        let text = format!("lock {key:?} is no longer held by {}", plain(&holder.owner));
+        return Err(Failure::new(exit::BUSY, text));
+    }
     messages.say(
         "freed",
         format!("lock {key:?} taken from {}", of_holder(holder)),
         fields,
     );
     Ok(0)
+}
+
+/// The holder that is meant. Of those who share a lock, and of other programs, it must be named.
+fn chosen<'a>(
+    key: &str,
+    holders: &'a [InspectedHolder],
+    named: Option<&str>,
+) -> Result<&'a InspectedHolder, Failure> {
+    let list = |holders: &[&InspectedHolder]| {
+        let holders: Vec<_> = holders.iter().map(|it| of_holder(it)).collect();
+        holders.join(", ")
+    };
+    let is_meant = |it: &&InspectedHolder| {
+        named.is_none_or(|named| it.owner == named || name_of(&it.owner) == Some(named))
+    };
+    let meant: Vec<_> = holders.iter().filter(is_meant).collect();
+    match (&meant[..], named) {
+        ([], named) => {
+            let all = list(&holders.iter().collect::<Vec<_>>());
+            let named = plain(named.unwrap_or_default());
+            let text = format!("lock {key:?} is not held by {named:?}: it is held by {all}");
+            Err(Failure::new(exit::BUSY, text))
+        }
+        ([holder], Some(_)) => Ok(holder),
+        ([holder], None) if holder.mode == Mode::Exclusive && is_ours(&holder.owner) => Ok(holder),
+        ([holder], None) if holder.mode == Mode::Exclusive => Err(Failure::usage(format!(
+            "lock {key:?} is held by {:?}, which is no holder of ours: name it by --holder",
+            plain(&holder.owner)
+        ))),
+        (_, None) => Err(Failure::usage(format!(
+            "lock {key:?} is shared by {}: name one of them by --holder",
+            list(&meant)
+        ))),
+        (_, Some(_)) => Err(Failure::usage(format!(
+            "lock {key:?} is held by several of that name: {}: give --holder the whole of one",
+            list(&meant)
+        ))),
+    }
+}
+
+/// Whether this is how a registry writes itself: an instance, a colon and a number.
+fn is_ours(owner: &str) -> bool {
+    let (instance, sequence) = owner.rsplit_once(':').unwrap_or_default();
+    let is_number = sequence.bytes().all(|byte| byte.is_ascii_digit());
+    !instance.is_empty() && !sequence.is_empty() && is_number
 }
 
 async fn look(registry: &LockRegistry, key: &str) -> Result<Inspection, Failure> {

@@ -208,6 +208,50 @@ fn a_lock_is_freed_only_when_told_twice() {
     assert!(shared.err.contains("shared"), "{}", shared.err);
 }
 
+/// One stuck reader, or one permit, and no other.
+#[test]
+fn one_of_those_who_share_a_lock_is_freed_by_name() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let free = |options: &[&str]| run(&url, [&["free"], options, &["k"]].concat());
+    for mode in [&["-s"][..], &["--permits", "2"]] {
+        let options = ["--ttl", "3s", "--kill-after", "1s", "k", "--name"];
+        let hold_as = |name| hold(&server, &[mode, &options, &[name]].concat());
+        let (alpha, beta) = (hold_as("alpha"), hold_as("beta"));
+        let unnamed = free(&["--yes"]);
+        assert_eq!(unnamed.code, Some(64), "{}", unnamed.err);
+        assert!(unnamed.err.contains("--holder"), "{}", unnamed.err);
+        let stranger = free(&["--yes", "--holder", "gamma"]);
+        assert_eq!(stranger.code, Some(75), "{}", stranger.err);
+        let asked = free(&["--holder", "alpha"]);
+        assert_eq!(asked.code, Some(0));
+        assert!(asked.err.contains("held by alpha~"), "{}", asked.err);
+        let freed = free(&["--yes", "--holder", "alpha"]);
+        assert_eq!(freed.code, Some(0), "{}", freed.err);
+        assert_eq!(alpha.end().code, Some(76));
+        let shown = run(&url, ["inspect", "k"]).out;
+        assert!(
+            shown.contains("beta~") && !shown.contains("alpha~"),
+            "{shown}"
+        );
+        beta.signal(Signal::TERM);
+        assert_eq!(beta.end().code, Some(128 + 15));
+    }
+    // Two of one name are told apart by their owners.
+    let same = ["--name", "same", "-s", "k"];
+    let _both = [hold(&server, &same), hold(&server, &same)];
+    let several = free(&["--yes", "--holder", "same"]);
+    assert_eq!(several.code, Some(64), "{}", several.err);
+    let holders = json(&run(&url, ["inspect", "--json", "k"]).out)["holders"].take();
+    let owner = holders[0]["owner"].as_str().unwrap();
+    assert_eq!(free(&["--yes", "--holder", owner]).code, Some(0));
+    // What is no holder of ours, too, if it is named.
+    server.set("lock:theirs", "value");
+    let named = run(&url, ["free", "--yes", "--holder", "value", "theirs"]);
+    assert_eq!(named.code, Some(0), "{}", named.err);
+    assert!(!server.exists("lock:theirs"));
+}
+
 /// Each change is a line, from the wait to the release.
 #[test]
 fn changes_are_watched() {
