@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::args::WaitArgs;
 use crate::messages::Messages;
+use crate::nested::{held_around, refusal};
 use crate::show::{brief, named_holder, to_json};
 use crate::store::{Failure, Store};
 
@@ -55,6 +56,7 @@ pub(crate) struct Asking<'a> {
     pub(crate) store: &'a Store,
     pub(crate) registry: &'a LockRegistry,
     pub(crate) lock: &'a Lock,
+    pub(crate) keys: &'a [String],
     pub(crate) wait: &'a WaitArgs,
     /// For how long it asks for the lock at most.
     pub(crate) longest: Duration,
@@ -98,13 +100,23 @@ impl Asking<'_> {
         within: Duration,
     ) -> Result<Lease, Failure> {
         reached.await?;
+        // Whoever shares the lock with a command around it may have it at once. If not, what is in the way may wait for
+        // that command.
+        let around = match within.is_zero() {
+            true => None,
+            false => held_around(self.registry, self.keys).await,
+        };
+        let within = around.as_ref().map_or(within, |_| Duration::ZERO);
         let waiting = self.lock.lease_within(within);
         let lease = tell_of_wait(self.messages, self.lock, self.longest, waiting).await;
         if lease.as_ref().is_err_and(LockError::is_not_acquired) {
             // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
             let _ = timeout(LEAVE_WITHIN, self.registry.shutdown()).await;
         }
-        lease.map_err(|error| Failure::lock(&error, self.wait.busy_code))
+        lease.map_err(|error| match around {
+            Some(key) if error.is_not_acquired() => refusal(&key),
+            _ => Failure::lock(&error, self.wait.busy_code),
+        })
     }
 }
 

@@ -58,6 +58,7 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
         store: &store,
         registry: &registry,
         lock: &lock,
+        keys: std::slice::from_ref(&args.key),
         wait: &args.wait,
         longest: ttl,
         messages,

@@ -11,6 +11,7 @@ use crate::acquire::{Absence, tell_of_wait};
 use crate::args::{LeadArgs, OnLost};
 use crate::child::Ended;
 use crate::exit;
+use crate::nested::{held_around, refusal};
 use crate::run::{catch_signals, give_back, impatience, waited};
 use crate::signals::Signals;
 use crate::store::{Failure, Store};
@@ -63,6 +64,9 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
     loop {
         // A registry for each term: it is shut down at its end.
         let registry = store.registry()?;
+        if let Some(key) = held_around(&registry, std::slice::from_ref(&key)).await {
+            return Err(refusal(&key));
+        }
         let failed = match term(
             &args,
             &registry,

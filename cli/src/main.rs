@@ -10,6 +10,7 @@
 //! | `exit.rs` | what does each exit code mean? |
 //! | `messages.rs` | what is said on standard error, and how? |
 //! | `acquire.rs` | how is the store waited for, and then the lock? |
+//! | `nested.rs` | which locks are held around this process? |
 //! | `run.rs` | how does a command get its lock, and give it back? |
 //! | `supervise.rs` | what happens while the command runs? |
 //! | `child.rs` | how is the command started, signalled and ended? |
@@ -49,6 +50,8 @@ mod launch;
 mod lead;
 #[cfg(unix)]
 mod messages;
+#[cfg(unix)]
+mod nested;
 #[cfg(unix)]
 mod pages;
 #[cfg(unix)]

@@ -59,6 +59,7 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
         store: &store,
         registry: &registry,
         lock: &lock,
+        keys: &args.keys,
         wait: &args.wait,
         longest: args.keep_for.unwrap_or(args.lease.ttl),
         messages,

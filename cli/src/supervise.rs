@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::args::OnLost;
 use crate::child::{Change, Ended, Job};
 use crate::messages::{Messages, chain};
+use crate::nested;
 use crate::signals::{self, Signals};
 use crate::store::Failure;
 use crate::tree::Reached;
@@ -37,7 +38,11 @@ const KILLED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The keys that are held, each with its token.
 #[derive(Debug)]
-pub(crate) struct Held(Vec<(String, Token)>);
+pub(crate) struct Held {
+    keys: Vec<(String, Token)>,
+    /// What those who are nested in the command find.
+    around: String,
+}
 
 impl Held {
     /// Those of the lease, in the order in which they were asked for.
@@ -49,12 +54,17 @@ impl Held {
                 held.push((key.clone(), token));
             }
         }
-        Self(held)
+        let owners = held
+            .iter()
+            .filter_map(|(key, _)| Some((lease.owner_of(key)?, key)));
+        let owners: Vec<_> = owners.collect();
+        let around = nested::with(owners.iter().map(|(owner, key)| (&**owner, key.as_str())));
+        Self { keys: held, around }
     }
 
     /// What a message says of them.
     pub(crate) fn fields(&self) -> Value {
-        match &*self.0 {
+        match &*self.keys {
             [(key, token)] => json!({ "key": key, "token": token.get() }),
             held => {
                 let keys: Vec<_> = held.iter().map(|(key, _)| key).collect();
@@ -68,13 +78,13 @@ impl Held {
     /// `lockstream` around us has set would be wrong.
     fn set_up(&self, command: &mut Command, url: Option<&str>) {
         let lines = |line: fn(&(String, Token)) -> String| {
-            self.0.iter().map(line).collect::<Vec<_>>().join("\n")
+            self.keys.iter().map(line).collect::<Vec<_>>().join("\n")
         };
         let keys = lines(|(key, _)| key.clone());
         let tokens = lines(|(_, token)| token.to_string());
         let names = ["LOCKSTREAM_KEY", "LOCKSTREAM_TOKEN"];
         let lists = ["LOCKSTREAM_KEYS", "LOCKSTREAM_TOKENS"];
-        let (set, unset) = match self.0.len() {
+        let (set, unset) = match self.keys.len() {
             1 => (names, lists),
             _ => (lists, names),
         };
@@ -82,6 +92,7 @@ impl Held {
             Some(url) => command.env(url::VARIABLE, url),
             None => command.env_remove(url::VARIABLE),
         };
+        command.env(nested::VARIABLE, &self.around);
         unset.iter().for_each(|name| {
             command.env_remove(name);
         });

@@ -12,6 +12,7 @@
 //! | `descendants.rs` | what if the command's processes leave its group or session? |
 //! | `losses.rs` | what if the lease cannot be renewed, or is lost? |
 //! | `holding.rs` | how does one lease last over several commands? |
+//! | `nesting.rs` | what if a command uses locks itself? |
 //! | `checking.rs` | what is the store, and is it ready? |
 //! | `connecting.rs` | what may be said of the connection? |
 //! | `stores.rs` | which stores are there, by url? |
@@ -39,6 +40,7 @@ mod holding;
 mod leading;
 mod looking;
 mod losses;
+mod nesting;
 mod program;
 mod secrets;
 mod signals;
