@@ -110,7 +110,7 @@ mod tests {
         let headers = headers.iter().map(|(name, value)| {
             (
                 HeaderName::from_static(name),
-                HeaderValue::from_static(value),
+                HeaderValue::from_bytes(value.as_bytes()).unwrap(),
             )
         });
         let admission = Admission::new(vec!["Locks.example".to_owned()]);
