@@ -14,7 +14,7 @@ use crate::options::LockOptions;
 use crate::reentrancy;
 use crate::turnstile::{Patience, Refusal};
 use crate::user_code::log;
-use crate::{LockError, Mode, Token};
+use crate::{LockError, LossCause, Mode, Token};
 
 /// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
@@ -137,7 +137,7 @@ impl Acquiring {
                     let refusal = if self.adopts.is_some() {
                         Refusal::NothingToAdopt
                     } else if self.waits() && waited >= self.options.wait() {
-                        Refusal::Busy
+                        Refusal::Busy(None)
                     } else {
                         let caller = caller.clone();
                         match self.arrive(&caller) {
@@ -249,16 +249,25 @@ impl Acquiring {
         let engine = self.options.registry();
         let key = self.options.key().clone();
         if cfg!(debug_assertions)
-            && let Refusal::Busy = refusal
+            && let Refusal::Busy(_) = refusal
             && self.waits()
         {
             self.warn_of_own_guard(caller);
         }
         match (refusal, &self.adopts) {
-            (Refusal::Busy, _) => LockError::NotAcquired {
-                key,
-                waited: caller.waited(engine.view_context.clock.now()),
-            },
+            (Refusal::Busy(holding), _) => {
+                let busy = LockError::NotAcquired {
+                    key,
+                    waited: match self.waits() {
+                        true => caller.waited(engine.view_context.clock.now()),
+                        // It has only asked.
+                        false => Duration::ZERO,
+                    },
+                    holder: holding.map(|holding| engine.holder(&holding)),
+                };
+                log!(debug, "{busy}");
+                busy
+            }
             (Refusal::QueueFull, _) => LockError::QueueFull {
                 key,
                 limit: engine.settings.max_waiters,
@@ -272,6 +281,7 @@ impl Acquiring {
             (Refusal::NothingToAdopt, Some(detached)) => LockError::Lost {
                 key,
                 token: detached.token(),
+                cause: LossCause::NothingToAdopt,
             },
             (Refusal::NothingToAdopt, None) => unreachable!("nothing was to be adopted"),
             (Refusal::Closed, _) => LockError::Closed { key },

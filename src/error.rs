@@ -3,7 +3,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Token;
+use crate::{Holder, LossCause, Token};
 
 /// The error of a lock. Every variant has its key.
 ///
@@ -33,25 +33,29 @@ pub enum LockError {
     /// Others held the lock for the whole of the caller's `wait`. The work was not started.
     ///
     /// Perhaps the work around this call holds it: a lock is [reentrant](crate::Lock::reentrant) only on request.
-    #[error("lock {key:?} not acquired{}", within(*waited))]
+    #[error("lock {key:?} not acquired{}{}", within(*waited), held_by(holder.as_ref()))]
     #[non_exhaustive]
     NotAcquired {
         /// The name of what is locked.
         key: Arc<str>,
-        /// How long the caller waited in the queue.
+        /// How long the caller waited in the queue. Zero if its `wait` was zero: it asked once.
         waited: Duration,
+        /// Who holds it, as far as the store has said when it was asked for the lock. Nothing is sent to find it out.
+        holder: Option<Holder>,
     },
     /// The lease ended before the work was done, or the detached lease before it was
     /// [adopted](crate::LockRegistry::adopt). Others may hold the key now.
     ///
     /// Renewal or a longer ttl makes it rarer. What the work writes to should check the token.
-    #[error("lease on {key:?} lost (token {token})")]
+    #[error("lease on {key:?} lost (token {token}): {cause}")]
     #[non_exhaustive]
     Lost {
         /// The name of what is locked.
         key: Arc<str>,
         /// The fencing token of the lease that is gone.
         token: Token,
+        /// Why it was lost.
+        cause: LossCause,
     },
     /// The lease that was to be [adopted](crate::LockRegistry::adopt) is held, by the registry that was to adopt it: it
     /// was not detached.
@@ -244,6 +248,11 @@ fn within(waited: Duration) -> String {
     }
 }
 
+/// Who has the lock, if that is known.
+fn held_by(holder: Option<&Holder>) -> String {
+    holder.map_or_else(String::new, |holder| format!(": held by {holder}"))
+}
+
 /// The error of a store: the connection broke, no answer came in time, or the server refused. No type of the `redis`
 /// crate is visible.
 ///
@@ -356,7 +365,11 @@ mod tests {
     #[test]
     fn errors_say_what_failed_and_what_may_be_tried_again() {
         let key = || Arc::<str>::from("k");
-        let not_acquired = |waited| LockError::NotAcquired { key: key(), waited };
+        let not_acquired = |waited| LockError::NotAcquired {
+            key: key(),
+            waited,
+            holder: None,
+        };
         let store = |source| LockError::Store { key: key(), source };
         let token = crate::Token::new(64).unwrap();
         let (setting, reason) = ("min_replicas", "must be less");
@@ -373,8 +386,12 @@ mod tests {
                 true,
             ),
             (
-                LockError::Lost { key: key(), token },
-                "lease on \"k\" lost (token 64)",
+                LockError::Lost {
+                    key: key(),
+                    token,
+                    cause: LossCause::Taken,
+                },
+                "lease on \"k\" lost (token 64): its key was deleted or overwritten in the store",
                 false,
             ),
             (

@@ -11,7 +11,7 @@ use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::broadcast::{Receiver, Sender};
 use tokio::time::Instant;
 
-use crate::{Mode, StoreError, Token};
+use crate::{Holder, LossCause, Mode, StoreError, Token};
 
 /// An event of a registry; see [`LockRegistry::events`](crate::LockRegistry::events).
 ///
@@ -115,6 +115,8 @@ pub enum LockEvent {
         token: Token,
         /// How long it was held.
         held: Duration,
+        /// Why it was lost.
+        cause: LossCause,
     },
     /// A lease was released, and the store has confirmed it.
     #[non_exhaustive]
@@ -177,6 +179,8 @@ pub enum LockEvent {
         waiter: u64,
         /// How long it had waited.
         waited: Duration,
+        /// Who had the lock, if its time was over and that is known.
+        holder: Option<Holder>,
     },
     /// A caller was refused, because [`max_waiters`](crate::LockRegistryBuilder::max_waiters) callers waited already.
     #[non_exhaustive]
@@ -297,7 +301,7 @@ impl fmt::Display for LockEvent {
             Self::LastRenewal { deadline, .. } => {
                 write!(f, "renewed for the last time, {}", left(*deadline))
             }
-            Self::Lost { held, .. } => write!(f, "lost after {held:.1?}"),
+            Self::Lost { held, cause, .. } => write!(f, "lost after {held:.1?}: {cause}"),
             Self::Released { held, .. } => write!(f, "released after {held:.1?}"),
             Self::Unreleased { held, .. } => {
                 write!(f, "given back after {held:.1?}, not confirmed by the store")
@@ -305,7 +309,18 @@ impl fmt::Display for LockEvent {
             Self::LeftToExpire { held, .. } => write!(f, "left to expire after {held:.1?}"),
             Self::Detached { held, .. } => write!(f, "detached after {held:.1?}"),
             Self::Closed { held, .. } => write!(f, "closed by a shutdown after {held:.1?}"),
-            Self::GaveUp { waiter, waited, .. } => write!(f, "{waiter} gave up after {waited:.1?}"),
+            Self::GaveUp {
+                waiter,
+                waited,
+                holder,
+                ..
+            } => {
+                write!(f, "{waiter} gave up after {waited:.1?}")?;
+                match holder {
+                    Some(holder) => write!(f, ", held by {holder}"),
+                    None => Ok(()),
+                }
+            }
             Self::QueueFull { waiter, limit, .. } => {
                 write!(f, "{waiter} turned away, limit of {limit} waiters reached")
             }
@@ -416,6 +431,7 @@ mod tests {
                 key,
                 waiter,
                 waited,
+                holder: None,
             },
             LockEvent::Missed { count: 5 },
         ];

@@ -12,7 +12,7 @@ use crate::engine::{Engine, Phase};
 use crate::lease::LeaseView;
 use crate::operation::Operation;
 use crate::settings::TTL;
-use crate::{LockError, StoreError};
+use crate::{LockError, LossCause, StoreError};
 
 /// Future of [`Lease::extend`](crate::Lease::extend).
 pub type Extend = Operation<Result<Instant, LockError>>;
@@ -33,8 +33,11 @@ async fn extend_one(engine: &Engine, view: &LeaseView, ttl: Duration) -> Result<
     let key = || caller.key().clone();
     // Also for a lease that its holder has ended.
     let over = || {
-        let (key, token) = (key(), view.told_token());
-        view.loss().unwrap_or(LockError::Lost { key, token })
+        view.loss().unwrap_or_else(|| LockError::Lost {
+            key: key(),
+            token: view.told_token(),
+            cause: LossCause::Ended,
+        })
     };
     if !TTL.contains(&ttl) {
         return Err(LockError::InvalidTtl { key: key(), ttl });

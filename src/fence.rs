@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 
 use crate::lease::LeaseView;
 use crate::store::fence_error;
-use crate::{LockError, StoreError, Token};
+use crate::{LockError, LossCause, StoreError, Token};
 
 /// The statement that fences a transaction by the lease of one key, for any driver; of [`LeaseView::fence_sql`].
 #[derive(Clone, Debug)]
@@ -101,7 +101,11 @@ impl LeaseView {
                 let key = fence.key.clone();
                 if error.code().map(SqlState::code) == Some(FenceSql::REFUSED) {
                     let token = fence.token;
-                    return LockError::Lost { key, token };
+                    let cause = match member.loss() {
+                        Some(LockError::Lost { cause, .. }) => cause,
+                        _ => LossCause::Taken,
+                    };
+                    return LockError::Lost { key, token, cause };
                 }
                 let source = fence_error(&error);
                 LockError::Store { key, source }

@@ -91,10 +91,17 @@ impl GroupAcquiring {
 
     fn waited(&self, error: LockError) -> LockError {
         match error {
-            LockError::NotAcquired { key, .. } => {
+            LockError::NotAcquired { key, holder, .. } => {
                 let now = self.options.registry().view_context.clock.now();
-                let waited = now.saturating_sub(self.began);
-                LockError::NotAcquired { key, waited }
+                let waited = match self.options.wait() {
+                    Duration::ZERO => Duration::ZERO,
+                    _ => now.saturating_sub(self.began),
+                };
+                LockError::NotAcquired {
+                    key,
+                    waited,
+                    holder,
+                }
             }
             other => other,
         }

@@ -18,7 +18,7 @@ use crate::options::LockOptions;
 use crate::settings::OnFinish;
 use crate::turnstile::LeaseEnd;
 use crate::verify_lease::{Verify, verify};
-use crate::{LockError, Token};
+use crate::{LockError, LossCause, Token};
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
 /// [`on_finish`](crate::Lock::on_finish) lets the key expire, or keeps it for a time.
@@ -445,7 +445,7 @@ async fn ended(caller: &WaiterState) -> Result<(), LockError> {
     let key = caller.key().clone();
     match end {
         LeaseEnd::Released => Ok(()),
-        LeaseEnd::Lost => Err(LockError::Lost { key, token }),
+        LeaseEnd::Lost(cause) => Err(LockError::Lost { key, token, cause }),
         LeaseEnd::Closed => Err(LockError::Closed { key }),
         LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
     }
@@ -621,14 +621,25 @@ impl LeaseView {
                 end: LeaseEnd::Closed,
                 ..
             } => Some(LockError::Closed { key }),
-            Phase::Ended { token, .. }
+            Phase::Ended {
+                token,
+                end: LeaseEnd::Lost(cause),
+            }
             | Phase::Finished {
                 token,
-                end: LeaseEnd::Lost,
-            } => Some(LockError::Lost { key, token }),
+                end: LeaseEnd::Lost(cause),
+            } => Some(LockError::Lost { key, token, cause }),
+            Phase::Ended { token, .. } => {
+                let cause = LossCause::Ended;
+                Some(LockError::Lost { key, token, cause })
+            }
             // The deadline is proved on our own clock, whether or not the timer has run.
             Phase::Held { token } if self.view_context.clock.now() >= self.caller.deadline() => {
-                Some(LockError::Lost { key, token })
+                let engine = self.view_context.engine.upgrade();
+                let cause = engine.map_or(LossCause::RegistryFailed, |engine| {
+                    engine.cause_of_expiry(&self.caller)
+                });
+                Some(LockError::Lost { key, token, cause })
             }
             _ => None,
         }

@@ -108,12 +108,14 @@ mod fence;
 mod force;
 mod group;
 mod heartbeat;
+mod holder;
 mod inspect;
 mod into_lock;
 mod key;
 mod leadership;
 mod lease;
 mod lock;
+mod loss;
 mod manual;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -149,11 +151,13 @@ pub use self::events::LockEvent;
 #[cfg(feature = "postgres")]
 #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
 pub use self::fence::FenceSql;
+pub use self::holder::Holder;
 pub use self::inspect::{InspectedHolder, InspectedTicket, Inspection};
 pub use self::into_lock::IntoLock;
 pub use self::leadership::{Campaign, Leadership};
 pub use self::lease::{Lease, LeaseView};
 pub use self::lock::Lock;
+pub use self::loss::LossCause;
 pub use self::mode::Mode;
 pub use self::registry::{AlreadyInstalled, LockRegistry};
 pub use self::renewal::Renewal;

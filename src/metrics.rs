@@ -86,9 +86,9 @@ pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
         LockEvent::Renewed { .. } => count(RENEWED),
         LockEvent::RenewalUnknown { .. } => count(RENEWAL_UNKNOWN),
         LockEvent::RenewalLate { .. } => count(RENEWAL_LATE),
-        LockEvent::Lost { held, .. } => {
+        LockEvent::Lost { held, cause, .. } => {
             ended(*held);
-            count(LOST);
+            counter!(LOST, "prefix" => prefix.clone(), "cause" => cause.label()).increment(1);
         }
         LockEvent::Released { held, .. }
         | LockEvent::Unreleased { held, .. }

@@ -292,7 +292,7 @@ impl LockRegistry {
     ///
     /// With the feature `metrics` the events are also counted for the recorder of the `metrics` facade, by prefix and
     /// not by key, since there may be any number of keys; acquisitions and their waits by mode, too (`exclusive`, `shared`,
-    /// `permit`): the gauges
+    /// `permit`), and lost leases by their [cause](crate::LossCause) (`fixed_ttl`, `store_unreachable` and so on): the gauges
     /// `lockstream_waiting` and `lockstream_held`; the counters `lockstream_acquired_total`,
     /// `lockstream_passed_total`, `lockstream_renewed_total`,
     /// `lockstream_renewal_unknown_total`, `lockstream_renewal_late_total`, `lockstream_lost_total`,

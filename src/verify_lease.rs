@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::lease::LeaseView;
 use crate::operation::Operation;
 use crate::store::contract::{Op, Outcome};
-use crate::{LockError, StoreError};
+use crate::{LockError, LossCause, StoreError};
 
 /// Future of [`Lease::verify`](crate::Lease::verify) and [`LeaseView::verify`].
 pub type Verify = Operation<Result<(), LockError>>;
@@ -28,7 +28,8 @@ async fn verify_one(engine: &Arc<Engine>, view: &LeaseView) -> Result<(), LockEr
     // Also for a lease that its holder has ended.
     let over = || {
         let (key, token) = (key(), view.told_token());
-        view.loss().unwrap_or(LockError::Lost { key, token })
+        let cause = LossCause::Ended;
+        view.loss().unwrap_or(LockError::Lost { key, token, cause })
     };
     let held = engine.owner_of(caller).filter(|_| view.loss().is_none());
     let (owner, _) = held.ok_or_else(over)?;

@@ -311,7 +311,8 @@ impl Supervisor<'_> {
         let key = lease.key();
         let why = match cause {
             Cause::Timeout => "it has run for as long as --timeout allows".to_owned(),
-            _ => format!("the lease on {key:?} is about to end or lost"),
+            _ if lease.is_valid() => format!("the lease on {key:?} is about to end"),
+            _ => format!("the lease on {key:?} is lost"),
         };
         let text = format!("stopping the command: {why}");
         self.messages.say("stopping", text, json!({ "key": key }));

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 
 use super::waiter_state::WaiterState;
 use crate::Token;
+use crate::loss::LossCause;
 use crate::repeat::Pauses;
 use crate::settings::OnFinish;
 use crate::user_code::{self, log};
@@ -28,8 +29,8 @@ pub(super) struct Rare {
     pub(super) watchers: Vec<Arc<AtomicWaker>>,
     /// Leases of groups that did not get another key, or lost it, and how they end.
     pub(super) given_up: Vec<(Arc<WaiterState>, OnFinish)>,
-    /// Keys and tokens of lost leases, and whether they had expired.
-    pub(super) lost: Vec<(Arc<str>, Token, bool)>,
+    /// Keys and tokens of lost leases, and why they were lost.
+    pub(super) lost: Vec<(Arc<str>, Token, LossCause)>,
     /// Keys and tokens of leases whose renewal is late, and the time that is left to them.
     pub(super) late: Vec<(Arc<str>, Token, Duration)>,
 }
@@ -79,13 +80,9 @@ impl Rare {
                 "renewal not confirmed yet, retrying until the deadline"
             );
         }
-        for (key, token, is_over) in self.lost {
+        for (key, token, cause) in self.lost {
             let (key, token) = (&*key, token.get());
-            let why = match is_over {
-                true => "it expired before its work completed",
-                false => "its key was deleted or overwritten in the store",
-            };
-            log!(warn, key, token, "lease lost: {why}");
+            log!(warn, key, token, "lease lost: {cause}");
         }
     }
 }

@@ -20,6 +20,8 @@ use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 use crate::events::LockEvent;
 use crate::heartbeat::Heartbeat;
+use crate::holder::Holder;
+use crate::loss::LossCause;
 use crate::repeat::Pauses;
 use crate::roaming::{self, Tasks};
 use crate::settings::{OnFinish, Settings};
@@ -28,7 +30,7 @@ use crate::store::LockStore;
 use crate::store::contract::{
     Answer, DroppedOps, KeyScope, Op, Outcome, Owner, Session, SessionConfig,
 };
-use crate::turnstile::{EventCx, Ids, Lines, Moment, Patience, Waiter, WaiterId};
+use crate::turnstile::{EventCx, Holding, Ids, Lines, Moment, Patience, Waiter, WaiterId};
 use crate::user_code::{self, log};
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
@@ -119,8 +121,8 @@ impl Engine {
             let heartbeat = Heartbeat::new(tasks.clone(), me.clone(), settings.renew_while_busy);
             let ids = Ids::new(settings.rules(), rand::random());
             Self {
+                events: EventBus::new(&settings, instance.clone(), clock.clone()),
                 instance,
-                events: EventBus::new(&settings, clock.clone()),
                 overhead: store.overhead(),
                 shares: store.shares(),
                 settings,
@@ -141,6 +143,7 @@ impl Engine {
                     away: None,
                     up: None,
                     warned: false,
+                    server: None,
                     renews: false,
                     closed: false,
                     session: Some(session),
@@ -477,6 +480,24 @@ impl Engine {
     pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;
         self.feed(caller.key(), |lines, cx| lines.extend(cx, id, ttl))?
+    }
+
+    /// Who has a key, as its callers are told.
+    pub(crate) fn holder(&self, holding: &Holding) -> Holder {
+        Holder::new(holding, &self.instance)
+    }
+
+    /// Why the lease of a caller is over. Its deadline has passed, and perhaps nobody has told it yet.
+    pub(crate) fn cause_of_expiry(&self, caller: &WaiterState) -> LossCause {
+        let now = self.view_context.clock.now();
+        let state = self.lock();
+        let untold = caller.id().and_then(|id| {
+            let entry = state.entries.get(caller.key())?;
+            entry.lines.cause_of_expiry(now, id)
+        });
+        // Under the lock, since it is told under the lock.
+        let told = || caller.phase().loss_cause();
+        untold.or_else(told).unwrap_or(LossCause::NotRenewed)
     }
 
     /// The last handle of a held lock is dropped. The lease is released after this.

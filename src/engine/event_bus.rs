@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::events::{Events, LockEvent};
+use crate::holder::Holder;
 use crate::settings::Settings;
-use crate::turnstile::Moment;
+use crate::turnstile::{Holding, Moment};
 use crate::user_code;
 
 /// How many events are kept for a slow reader.
@@ -20,6 +21,8 @@ const CAPACITY: usize = 1024;
 /// lock. [`flush`](Self::flush) wakes the readers once that lock is released.
 pub(crate) struct EventBus {
     clock: Arc<Clock>,
+    /// The registry's id.
+    instance: Arc<str>,
     /// The limit that `QueueFull` names.
     max_waiters: usize,
     #[cfg(feature = "metrics")]
@@ -47,11 +50,12 @@ struct State {
 }
 
 impl EventBus {
-    pub(super) fn new(settings: &Settings, clock: Arc<Clock>) -> Arc<Self> {
+    pub(super) fn new(settings: &Settings, instance: Arc<str>, clock: Arc<Clock>) -> Arc<Self> {
         #[cfg(feature = "metrics")]
         user_code::run("a metrics recorder", crate::metrics::describe);
         Arc::new(Self {
             clock,
+            instance,
             max_waiters: settings.max_waiters,
             #[cfg(feature = "metrics")]
             prefix: settings.prefix.clone(),
@@ -88,6 +92,10 @@ impl EventBus {
 
     pub(super) fn instant(&self, moment: Moment) -> Instant {
         self.clock.instant(moment)
+    }
+
+    pub(super) fn holder(&self, holding: &Holding) -> Holder {
+        Holder::new(holding, &self.instance)
     }
 
     pub(super) fn max_waiters(&self) -> usize {
@@ -186,7 +194,7 @@ mod tests {
     use super::*;
 
     fn bus() -> Arc<EventBus> {
-        EventBus::new(&Settings::default(), Arc::new(Clock::system()))
+        EventBus::new(&Settings::default(), "1f".into(), Arc::new(Clock::system()))
     }
 
     fn tell(bus: &EventBus, waiters: std::ops::Range<u64>) {

@@ -1,4 +1,5 @@
 use crate::Token;
+use crate::loss::LossCause;
 use crate::turnstile::{LeaseEnd, Refusal};
 
 /// How far a caller has come.
@@ -24,6 +25,23 @@ pub(crate) enum Phase {
     Finishing { token: Token },
     /// The store has answered.
     Finished { token: Token, end: LeaseEnd },
+}
+
+impl Phase {
+    /// Why its lease was lost, if it was.
+    pub(super) fn loss_cause(&self) -> Option<LossCause> {
+        match self {
+            Self::Ended {
+                end: LeaseEnd::Lost(cause),
+                ..
+            }
+            | Self::Finished {
+                end: LeaseEnd::Lost(cause),
+                ..
+            } => Some(*cause),
+            _ => None,
+        }
+    }
 }
 
 /// How a holder ends its lease.

@@ -47,6 +47,8 @@ pub(super) struct State {
     pub(super) up: Option<bool>,
     /// Whether the log has a warning of the outage that lasts.
     pub(super) warned: bool,
+    /// The server of the last connection, if it has told which it is.
+    pub(super) server: Option<Arc<str>>,
     /// Whether any of the keys in use may have a lease that is renewed; perhaps of one that was.
     pub(super) renews: bool,
     /// No new callers are taken: the registry is drained, or shut down.

@@ -64,7 +64,7 @@ impl Engine {
                 queue,
                 complete,
             } => {
-                let mut was_warned = false;
+                let (mut was_warned, elsewhere) = (false, self.is_other_server());
                 let told = |state: &mut State| {
                     if matches!(scope, KeyScope::All) {
                         state.queue = queue;
@@ -80,7 +80,9 @@ impl Engine {
                 self.feed_scope(
                     &scope,
                     told,
-                    &[&Lines::up_renew, &|lines, cx| lines.up(cx, queue)],
+                    &[&|lines, cx| lines.up_renew(cx, elsewhere), &|lines, cx| {
+                        lines.up(cx, queue);
+                    }],
                 );
                 if was_warned {
                     log!(info, "store reachable again");
@@ -121,6 +123,16 @@ impl Engine {
             | StoreEvent::Freed { .. }
             | StoreEvent::Unserved { .. } => unreachable!("those are for one key"),
         }
+    }
+
+    /// Notes which server the present connection leads to. Returns whether the last one led to another.
+    fn is_other_server(&self) -> bool {
+        let session = self.lock().session.clone();
+        let Some(server) = session.and_then(|session| session.identity()) else {
+            return false;
+        };
+        let last = self.lock().server.replace(server.clone());
+        last.is_some_and(|last| last != server)
     }
 
     /// Feeds what the store says of one key.

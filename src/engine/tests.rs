@@ -410,6 +410,7 @@ impl Silent {
                     left: None,
                     score: Some(1),
                     entered: false,
+                    holder: None,
                 },
                 _ => Outcome::Won { epoch: 1 },
             };

@@ -15,6 +15,7 @@ use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::phase::{EndMode, Phase};
 use crate::events::LockEvent;
+use crate::loss::LossCause;
 use crate::repeat::{Pauses, Repeat};
 use crate::settings::OnFinish;
 use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
@@ -337,7 +338,7 @@ impl WaiterState {
         let mut state = self.lock();
         if let Phase::Waiting | Phase::Granted { .. } | Phase::TurnLost = state.phase {
             state.phase = Phase::Left;
-            events.send(|| state.gave_up(self.key(), now));
+            events.send(|| state.gave_up(self.key(), now, None));
         }
     }
 
@@ -492,7 +493,7 @@ impl WaiterState {
             Phase::Waiting | Phase::Granted { .. } => {
                 Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed))
             }
-            Phase::Held { .. } => ended(LeaseEnd::Lost),
+            Phase::Held { .. } => ended(LeaseEnd::Lost(LossCause::RegistryFailed)),
             Phase::Closing { .. } | Phase::Finishing { .. } => ended(LeaseEnd::Closed),
             Phase::TurnLost
             | Phase::Left
@@ -530,7 +531,7 @@ impl State {
     fn told_phase(&self) -> Phase {
         match self.phase {
             Phase::Finishing { token } | Phase::Finished { token, .. } if self.is_forfeited => {
-                let end = LeaseEnd::Lost;
+                let end = LeaseEnd::Lost(LossCause::EndedByOther);
                 Phase::Ended { token, end }
             }
             ref phase => phase.clone(),

@@ -15,6 +15,7 @@
 //! - at the end of a lease whose key is kept, make the key nobody's for the time that is named (M8);
 //! - drop attempts that come too late to be of use (O5), and undo nothing that others own;
 //! - report its clock in each answer (D2), if it sends grants;
+//! - name who has the lock in each answer that it is busy, as far as it has looked anyway (G8);
 //! - send `Down` after the answers to the ops that were lost with a connection, and `Up` once for each later connection,
 //!   with the server's identity known before (O4).
 
@@ -149,6 +150,8 @@ pub enum Outcome {
         score: Option<u64>,
         /// Whether the ticket was not in the queue before.
         entered: bool,
+        /// Who has it, where that is known (G8).
+        holder: Option<Arc<Occupant>>,
     },
     /// To yield and adopt: the old owner did not have the lock, so nothing was written. For an adoption the new owner
     /// does not have it either.
@@ -161,6 +164,16 @@ pub enum Outcome {
     Raised { age: Option<Duration> },
     /// To renew, verify and raise: another owner has the lock, or none.
     Lost,
+}
+
+/// Who has a lock that is busy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Occupant {
+    /// The owner as text, or what a foreign lock wrote there. Of several that share the lock, the one that ends first.
+    pub owner: Box<str>,
+    pub mode: Mode,
+    /// How many readers have it besides, or how much other permits take.
+    pub others: u64,
 }
 
 /// An outcome, and the store's clock when it executed the op. After a release, `at` may be the last known time. A

@@ -10,8 +10,10 @@ use foldhash::HashMap;
 use super::ids::EventCx;
 use super::machine::{Effect, Tickets, Turnstile};
 use super::time::Moment;
+use super::verdict::{Holding, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{AtEnd, Waiter, WaiterId};
 use crate::StoreError;
+use crate::loss::LossCause;
 use crate::store::contract::{Grant, Mode, Op, OpResult, Owner};
 
 /// The turnstiles of one key. Its methods are those of a [`Turnstile`], and each reaches the one that it is about.
@@ -145,7 +147,7 @@ impl<C: Clone> Lines<C> {
         let mut turnstile = exclusive.beside(mode);
         let id = turnstile.arrive(cx, waiter, others);
         shared.add(id, turnstile);
-        shared.settle(id);
+        shared.settle(cx.now, id);
         id
     }
 
@@ -164,7 +166,7 @@ impl<C: Clone> Lines<C> {
         let mut turnstile = exclusive.beside(mode);
         let id = turnstile.adopt(cx, from, waiter);
         shared.add(id, turnstile);
-        shared.settle(id);
+        shared.settle(cx.now, id);
         id
     }
 
@@ -227,6 +229,10 @@ impl<C: Clone> Lines<C> {
     pub(crate) fn holds(&self, sequence: u64) -> bool {
         let mut owners = self.turnstiles().filter_map(Turnstile::owner);
         owners.any(|owner| owner.sequence == sequence)
+    }
+
+    pub(crate) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
+        self.turnstile_of(id).cause_of_expiry(now, id)
     }
 
     fn turnstile_of(&self, id: WaiterId) -> &Turnstile<C> {
@@ -297,8 +303,8 @@ impl<C: Clone> Lines<C> {
         self.feed_all(cx, |turnstile, cx| turnstile.down(cx, error));
     }
 
-    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
-        self.feed_all(cx, Turnstile::up_renew);
+    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>, elsewhere: bool) {
+        self.feed_all(cx, |turnstile, cx| turnstile.up_renew(cx, elsewhere));
     }
 
     pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
@@ -441,7 +447,7 @@ impl<C: Clone> Lines<C> {
         };
         let result = event(&mut line.turnstile, &mut cx_of_line);
         let tickets = line.turnstile.take_tickets();
-        shared.settle(id);
+        shared.settle(cx.now, id);
         let next = shared.waiting.first().copied();
         let next = next.filter(|next| first == Some(id) && *next != id);
         (result, tickets, next)
@@ -508,19 +514,33 @@ impl<C: Clone> SharedLines<C> {
         }
     }
 
+    /// Who has the key, as the first line has heard that asks for all of them (M5).
+    fn holding(&self, now: Moment) -> Option<Box<Holding>> {
+        // The first may be the one that has just ended.
+        let mut first = self.waiting.iter().take(2);
+        first.find_map(|id| self.lines.get(id)?.turnstile.holding(now.into()))
+    }
+
     /// A line was fed: takes its effects, and brings the indexes up to date.
-    fn settle(&mut self, id: WaiterId) {
+    fn settle(&mut self, now: Moment, id: WaiterId) {
         let Some(line) = self.lines.get_mut(&id) else {
             return;
         };
         let (mut owners, mut effects) = (Vec::new(), VecDeque::new());
         line.turnstile.swap_effects(&mut effects);
-        for effect in effects {
+        for mut effect in effects {
             if let Effect::Send(op) = &effect {
                 owners.push(op.owner());
+            } else if let Effect::Wake(_, Verdict::Waiter(verdict)) = &mut effect
+                && let WaiterVerdict::Refused(Refusal::Busy(holding @ None)) = verdict
+            {
+                *holding = self.holding(now);
             }
             self.effects.push_back(effect);
         }
+        let Some(line) = self.lines.get_mut(&id) else {
+            return;
+        };
         if let Some(timeout) = line.timeout.take() {
             self.timeouts.remove(&(timeout, id));
         }

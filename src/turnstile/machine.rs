@@ -16,9 +16,10 @@ use self::pending::{Ending, PendingOp};
 use super::ids::EventCx;
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Moment, Point, deadline};
-use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
+use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, AtEnd, Patience, WaitQueue, Waiter, WaiterId};
 use crate::StoreError;
+use crate::loss::LossCause;
 use crate::store::contract::{Grant, Mode, Op, Owner};
 
 /// How long a renewal may be in flight: as long as the longest response time-out.
@@ -96,6 +97,14 @@ struct EarlyGrant {
     fault: Option<StoreError>,
 }
 
+/// What is wrong with the store.
+#[derive(Clone, Debug)]
+struct Trouble {
+    error: StoreError,
+    /// Since when.
+    since: Point,
+}
+
 /// See the [module](super).
 ///
 /// After every call drain [`next_effect`](Self::next_effect) in order, then look at
@@ -116,7 +125,7 @@ pub(crate) struct Turnstile<C> {
     /// Whether the connection is known to be gone: nothing is sent until it is back.
     down: bool,
     /// The last error of the store, until it answers.
-    store_error: Option<Box<StoreError>>,
+    trouble: Option<Box<Trouble>>,
     /// Refusals in a row.
     failures: u32,
     /// No new callers are accepted.
@@ -138,7 +147,7 @@ impl<C: Clone> Turnstile<C> {
             pending: VecDeque::new(),
             store_has_queue: queue,
             down: false,
-            store_error: None,
+            trouble: None,
             failures: 0,
             closed: false,
             tickets: Tickets::Kept,
@@ -150,7 +159,7 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn beside(&self, mode: Mode) -> Self {
         Self {
             down: self.down,
-            store_error: self.store_error.clone(),
+            trouble: self.trouble.clone(),
             closed: self.closed,
             ..Self::new(mode, self.store_has_queue)
         }
@@ -173,7 +182,8 @@ impl<C: Clone> Turnstile<C> {
 
     /// The store is believed to be down. Callers that give up before it answers get this error.
     pub(crate) fn assume_down(&mut self, error: StoreError) {
-        self.store_error = Some(Box::new(error));
+        let since = Point::from(Moment::ZERO);
+        self.trouble = Some(Box::new(Trouble { error, since }));
     }
 
     /// What is to be done next.
@@ -268,10 +278,10 @@ impl<C: Clone> Turnstile<C> {
         if self.closed {
             self.refuse(waiter.who, Refusal::Closed);
         } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
-            let refusal = match &self.store_error {
+            let refusal = match &self.trouble {
                 // Nobody is known to have it.
-                Some(store_error) if !held => Refusal::Failed(StoreError::clone(store_error)),
-                _ => Refusal::Busy,
+                Some(trouble) if !held => Refusal::Failed(trouble.error.clone()),
+                _ => Refusal::Busy(self.holding(cx.at())),
             };
             self.refuse(waiter.who, refusal);
         } else if self.waiters.len() + others >= cx.ids.rules.max_waiters {
@@ -282,7 +292,7 @@ impl<C: Clone> Turnstile<C> {
             let is_busy = matches!(&self.state, KeyState::Acquiring(it) if it.is_busy());
             if held || is_busy && self.in_flight.is_none() && !self.down {
                 self.waiters.mark_busy();
-            } else if self.store_error.is_some() {
+            } else if self.trouble.is_some() {
                 self.waiters.mark_answered();
             }
         }
@@ -516,8 +526,36 @@ impl<C: Clone> Turnstile<C> {
 
     /// The last error of the store.
     fn store_error(&self) -> StoreError {
-        let store_error = self.store_error.as_deref().cloned();
-        store_error.unwrap_or_else(|| StoreError::new("no answer in time"))
+        let trouble = self.trouble.as_ref();
+        trouble.map_or_else(
+            || StoreError::new("no answer in time"),
+            |trouble| trouble.error.clone(),
+        )
+    }
+
+    /// Who has the key, as far as is known. What a store has said of a lease counts until that lease is over.
+    pub(super) fn holding(&self, now: Point) -> Option<Box<Holding>> {
+        let holding = match &self.state {
+            KeyState::Idle => None,
+            KeyState::Acquiring(acquisition) => acquisition.holding(now),
+            KeyState::Held(tenure) => tenure.holding(now),
+        };
+        holding.map(Box::new)
+    }
+
+    /// Why the lease of this caller is over, if its deadline has passed and nobody has been told.
+    pub(super) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
+        let KeyState::Held(tenure) = &self.state else {
+            return None;
+        };
+        let lease = tenure.lease().filter(|lease| lease.is_of(id))?;
+        Some(tenure.cause_of_expiry(lease, now.into(), self.away_since()))
+    }
+
+    /// Since when the store is away, if it is.
+    fn away_since(&self) -> Option<Point> {
+        let trouble = self.trouble.as_ref().filter(|_| self.down);
+        trouble.map(|trouble| trouble.since)
     }
 
     fn wake_waiter(&mut self, who: C, verdict: WaiterVerdict) {
@@ -539,12 +577,9 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// A lease was lost, at its deadline or in the store.
-    fn lose(&mut self, lease: Option<LocalLease<C>>) {
-        let Some(lease) = lease else {
-            return;
-        };
+    fn lose(&mut self, lease: LocalLease<C>, cause: LossCause) {
         if lease.is_taken() {
-            self.end_lease(lease.who, LeaseEnd::Lost);
+            self.end_lease(lease.who, LeaseEnd::Lost(cause));
         } else {
             self.wake_waiter(lease.who, WaiterVerdict::TurnLost);
         }

@@ -49,5 +49,5 @@ pub(crate) use self::ids::{EventCx, Ids};
 pub(crate) use self::lines::Lines;
 pub(crate) use self::machine::{Effect, Rules};
 pub(crate) use self::time::{FOREVER, Moment};
-pub(crate) use self::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
+pub(crate) use self::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 pub(crate) use self::wait_queue::{AtEnd, Patience, Waiter, WaiterId};

@@ -6,9 +6,10 @@ use std::time::Duration;
 use super::ids::{EventCx, Ids};
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
-use super::verdict::LeaseVerdict;
+use super::verdict::{Holding, LeaseVerdict};
 use super::wait_queue::{AtEnd, Waiter, WaiterId};
 use crate::Token;
+use crate::loss::LossCause;
 use crate::store::contract::{Op, OpError, Owner};
 use crate::token::MOST_PASSES;
 
@@ -68,6 +69,8 @@ pub(super) struct Tenure<C> {
     turns: u8,
     /// Whether it must not be passed on to a waiter here.
     is_sealed: bool,
+    /// Whether another server answers than the one that gave it, and has not confirmed it.
+    is_elsewhere: bool,
     /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
     /// at once, nobody else waited.
     uncontended: u8,
@@ -207,6 +210,7 @@ impl<C: Clone> Tenure<C> {
             began: now,
             turns: 0,
             is_sealed: false,
+            is_elsewhere: false,
             uncontended,
         }
     }
@@ -217,8 +221,58 @@ impl<C: Clone> Tenure<C> {
         self.is_sealed = true;
     }
 
+    /// The present connection leads to another server than the last.
+    pub(super) fn note_other_server(&mut self) {
+        self.is_elsewhere = true;
+    }
+
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.is_elsewhere
+    }
+
     pub(super) fn owner(&self) -> Owner {
         self.owner
+    }
+
+    /// Who has the key, if there is a lease that is not over.
+    pub(super) fn holding(&self, now: Point) -> Option<Holding> {
+        let ends = self.lease.as_ref()?.deadline(self.deadline);
+        let (owner, left) = (self.owner, ends.since(now));
+        (!left.is_zero()).then_some(Holding::Here { owner, left })
+    }
+
+    /// Why a lease that is over was not prolonged. `away_since`: the store cannot be reached since then.
+    pub(super) fn cause_of_expiry(
+        &self,
+        lease: &LocalLease<C>,
+        now: Point,
+        away_since: Option<Point>,
+    ) -> LossCause {
+        if lease.fixed_end.is_some_and(|end| end <= self.deadline) {
+            return LossCause::FixedTtl;
+        }
+        let is_unconfirmed = lease.late_at.is_some() || lease.extension.is_some();
+        if lease.renewals == 0 && lease.fixed_end.is_none() && !is_unconfirmed {
+            return LossCause::LastRenewal;
+        }
+        let ends = lease.deadline(self.deadline);
+        if let Some(since) = away_since {
+            let lasted = ends.since(since);
+            return LossCause::StoreUnreachable { lasted };
+        }
+        // Nobody has looked: at the time of the renewal, or at that of its answer.
+        let unseen_since = match self.renewing {
+            None if lease.late_at.is_none() => lease.due().filter(|due| *due < ends),
+            sent => sent
+                .or(Some(ends))
+                .filter(|_| now.since(ends) >= lease.ttl / 6),
+        };
+        match unseen_since {
+            Some(since) => LossCause::StoodStill {
+                lasted: now.since(since),
+            },
+            None => LossCause::NotRenewed,
+        }
     }
 
     pub(super) fn had_ticket(&self) -> bool {
@@ -548,6 +602,7 @@ impl<C: Clone> Tenure<C> {
     /// The store has prolonged the tenure by `ttl`.
     pub(super) fn prolong(&mut self, ttl: Duration) -> HolderVerdict<C> {
         let sent = self.renewing.take()?;
+        self.is_elsewhere = false;
         let before = self.deadline;
         self.deadline = before.max(deadline(sent, ttl));
         let lease = self.lease.as_mut()?;

@@ -1,8 +1,11 @@
 //! The verdicts that callers get. Those for waiters and those for holders of leases differ, so each has a type.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::time::Moment;
+use crate::loss::LossCause;
+use crate::store::contract::{Occupant, Owner};
 use crate::{StoreError, Token};
 
 #[derive(Clone, Debug)]
@@ -29,8 +32,8 @@ pub(crate) enum WaiterVerdict {
 /// Why a waiter does not get the key.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
-    /// Others have the key.
-    Busy,
+    /// Others have the key, and who, if that is known.
+    Busy(Option<Box<Holding>>),
     /// The wait queue is full.
     QueueFull,
     /// The lease to adopt has ended, or has another owner.
@@ -42,6 +45,18 @@ pub(crate) enum Refusal {
     TooSlow { round_trip: Duration },
     /// The registry was shut down.
     Closed,
+}
+
+/// Who has a busy key, and for how long still.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Holding {
+    /// A caller of this registry.
+    Here { owner: Owner, left: Duration },
+    /// Whom the store has named when it was asked last. `left`: `None` if it has no end.
+    There {
+        occupant: Arc<Occupant>,
+        left: Option<Duration>,
+    },
 }
 
 /// For the holder of a lease.
@@ -69,7 +84,7 @@ pub(crate) enum LeaseEnd {
     /// It was released, and valid until then.
     Released,
     /// It ended before the release, or the release found the key gone.
-    Lost,
+    Lost(LossCause),
     /// The registry was shut down.
     Closed,
     /// The store has not confirmed the release.

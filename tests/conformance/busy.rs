@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lockstream::{Lock, LockEvent, LockRegistry, Renewal};
+use lockstream::{Lock, LockError, LockEvent, LockRegistry, LossCause, Renewal};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::watch::told_so_far;
@@ -180,6 +180,14 @@ pub(crate) fn without_a_heartbeat_a_busy_runtime_loses_its_leases<W: World>(w: &
         let lease = renewed(&registry, "k").lease().await.unwrap();
         thread::sleep(TTL + ms(10));
         assert!(!lease.is_valid());
+        let error = lease.lost().await;
+        let LockError::Lost { cause, .. } = error else {
+            panic!("{error}")
+        };
+        let LossCause::StoodStill { lasted, .. } = cause else {
+            panic!("{cause}")
+        };
+        assert!(lasted > ms(500) && lasted < TTL, "{lasted:?}");
     });
 }
 

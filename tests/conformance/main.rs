@@ -10,6 +10,7 @@
 //! | `leadership.rs` | who leads, and what runs only while leading? |
 //! | `ends.rs` | how does a lease end, but by a release? |
 //! | `loss.rs` | who learns that a lease is over, and when? |
+//! | `told.rs` | who has a busy lock, and why was a lease lost? |
 //! | `outage.rs` | what if the store is away, or slow? |
 //! | `turns.rs` | who is next? |
 //! | `shutdown.rs` | what does the end of a registry leave? |
@@ -67,6 +68,7 @@ mod suite;
 mod support;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 use support as steady;
+mod told;
 mod turns;
 mod waiting;
 mod watch;
@@ -74,17 +76,17 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 243;
+const CASES: usize = 255;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
-const CASES_OF_REDIS_ALONE: usize = 17;
+const CASES_OF_REDIS_ALONE: usize = 18;
 
 /// How many of each are the core: what may go wrong on one server and not on another.
 #[cfg(any(feature = "redis", feature = "postgres"))]
-const CORE: usize = 64;
+const CORE: usize = 68;
 #[cfg(feature = "redis")]
-const CORE_OF_REDIS_ALONE: usize = 11;
+const CORE_OF_REDIS_ALONE: usize = 12;
 
 suite! {
     waiting: in_runtime {
@@ -291,6 +293,24 @@ suite! {
         force_takes_a_key_that_is_kept,
         force_takes_nothing_from_another,
     }
+    told: in_runtime {
+        #[core]
+        a_busy_lock_names_its_holder,
+        a_holder_here_is_named,
+        a_holder_without_a_name_is_its_id,
+        #[core]
+        who_shares_a_busy_lock_is_counted,
+        #[core]
+        a_long_wait_names_who_has_it_at_its_end,
+        who_waits_behind_others_is_told_what_they_know,
+        a_group_names_the_key_and_who_has_it,
+        #[core]
+        who_keeps_a_key_is_named,
+        a_fixed_lease_that_ends_says_why,
+        a_lease_that_an_outage_ends_says_so,
+        a_lease_whose_key_is_gone_says_so,
+        a_lease_that_another_guard_ended_says_so,
+    }
     leadership: in_runtime {
         a_free_lead_is_had_at_once,
         #[core]
@@ -443,6 +463,8 @@ suite! {
 redis_alone! {
     #[core]
     plain_locks_exclude_us_and_we_them,
+    #[core]
+    what_a_foreign_lock_has_in_it_is_named,
     a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting,
     a_foreign_lock_without_a_ttl_is_looked_at,
     a_value_of_somebody_else_is_never_deleted,

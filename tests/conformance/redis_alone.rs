@@ -5,7 +5,7 @@ use std::future::pending;
 use futures::StreamExt;
 use futures::future::join_all;
 use lockstream::store::RedisStore;
-use lockstream::{FutureLockExt, Leadership, Lock, LockRegistry, OnFinish};
+use lockstream::{FutureLockExt, Leadership, Lock, LockError, LockRegistry, LossCause, OnFinish};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
@@ -41,6 +41,52 @@ pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &On<impl Make>) {
     let begin = Instant::now();
     assert!(lock.acquire().await.unwrap());
     assert!(begin.elapsed() >= ms(480) && begin.elapsed() <= ms(500) + Redis::LATE);
+}
+
+/// Whatever it is: a text, no text at all, much of it, or nothing.
+pub(crate) async fn what_a_foreign_lock_has_in_it_is_named(w: &On<impl Make>) {
+    let registry = w.registry().await;
+    let long = "x".repeat(10_000);
+    let dots = "\u{fffd}".repeat(3);
+    for (value, told) in [
+        ("cron".as_bytes(), ": held by cron for another 60s"),
+        (
+            b"by hand & foot",
+            ": held by by hand & foot for another 60s",
+        ),
+        (b"a:b\n\x1b", &*format!(": held by a:b{}", &dots[..6])),
+        (b"\xff\xfe\x00", &*format!(": held by {dots}")),
+        (long.as_bytes(), &*format!(": held by {} for", &long[..100])),
+        (
+            "z\u{fc}rich:7".as_bytes(),
+            ": held by z\u{fc}rich for another",
+        ),
+        (b"", ""),
+    ] {
+        // As a script has it: any bytes.
+        let value: String = value.iter().map(|byte| format!("\\{byte:03}")).collect();
+        let set = format!("return redis.call('SET', KEYS[1], '{value}', 'PX', 60000)");
+        w.server().cmd(&["EVAL", &set, "1", "lock:k"]);
+        for wait in [ms(0), ms(30)] {
+            let busy = registry.obtain("k").lease_within(wait).await;
+            let error = assert_err!(busy, NotAcquired, "k").to_string();
+            assert!(error.contains(told), "{error}");
+            assert_eq!(error.contains("held by"), !told.is_empty(), "{error}");
+            // A reader is told by another part of the script.
+            let busy = registry.obtain("k").shared().lease_within(wait).await;
+            let error = assert_err!(busy, NotAcquired, "k").to_string();
+            assert!(error.contains(told), "{error}");
+        }
+        w.server().del("lock:k");
+    }
+    w.server().set("lock:k", "by hand");
+    let busy = registry.obtain("k").lease_within(ms(0)).await;
+    let error = assert_err!(busy, NotAcquired, "k").to_string();
+    assert!(
+        error.ends_with(": held by by hand without a ttl"),
+        "{error}"
+    );
+    w.server().del("lock:k");
 }
 
 /// A foreign lock that is prolonged wakes us for nothing.
@@ -354,7 +400,10 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
     w.server_mut().restart();
     let begin = Instant::now();
     let (lost, acquired) = tokio::join!(work, in_line);
-    assert_err!(lost, Lost, "k");
+    let LockError::Lost { cause, .. } = assert_err!(lost, Lost, "k") else {
+        unreachable!("it is a loss")
+    };
+    assert_eq!(cause, LossCause::ServerChanged);
     assert!(acquired.unwrap());
     assert!(begin.elapsed() < 2 * SOON, "{:?}", begin.elapsed());
     assert!(other.release().await.unwrap());

@@ -356,7 +356,7 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
             let token = format!("token={}", view.token());
             assert!(told[0].contains("lost") && told[0].contains(&token));
             let why = match by {
-                By::Deadline => "expired before",
+                By::Deadline => "its ttl was over",
                 By::Renewal | By::Release => "deleted or overwritten",
             };
             assert!(told[0].contains(why), "{told:?}");

@@ -9,6 +9,7 @@ use crate::engine::callbacks::Callbacks;
 use crate::engine::event_bus::EventBus;
 use crate::engine::phase::{EndMode, Phase};
 use crate::events::LockEvent;
+use crate::holder::Holder;
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, WaiterVerdict};
 
 impl State {
@@ -35,17 +36,20 @@ impl State {
             }
             WaiterVerdict::TurnLost => Phase::TurnLost,
             WaiterVerdict::Refused(refusal) => {
-                events.send(|| match refusal {
+                events.send(|| match &refusal {
                     Refusal::QueueFull => LockEvent::QueueFull {
                         key: key.clone(),
                         waiter: self.waiter,
                         limit: events.max_waiters(),
                     },
-                    Refusal::Busy
-                    | Refusal::NothingToAdopt
+                    Refusal::Busy(holding) => {
+                        let holding = holding.as_deref();
+                        self.gave_up(key, now, holding.map(|it| events.holder(it)))
+                    }
+                    Refusal::NothingToAdopt
                     | Refusal::Failed(_)
                     | Refusal::TooSlow { .. }
-                    | Refusal::Closed => self.gave_up(key, now),
+                    | Refusal::Closed => self.gave_up(key, now, None),
                 });
                 Phase::Refused(refusal)
             }
@@ -122,20 +126,11 @@ impl State {
                 let phase = self.after_end(token, end.clone());
                 events.send(|| self.end_event(&phase, end, key(), token, held));
                 // A loss that is found at the release counts as well: nobody else would hear of it.
-                let is_lost = matches!(
-                    phase,
-                    Phase::Ended {
-                        end: LeaseEnd::Lost,
-                        ..
-                    } | Phase::Finished {
-                        end: LeaseEnd::Lost,
-                        ..
-                    }
-                );
-                if is_lost {
-                    let is_over = now >= self.deadline;
-                    callbacks.rare().lost.push((key(), token, is_over));
+                let cause = phase.loss_cause();
+                if let Some(cause) = cause {
+                    callbacks.rare().lost.push((key(), token, cause));
                 }
+                let is_lost = cause.is_some();
                 let is_early = matches!(phase, Phase::Ended { .. });
                 if is_lost && is_early {
                     self.give_up_peers(callbacks);
@@ -195,17 +190,23 @@ impl State {
             (LeaseEnd::Released, EndMode::Release) => LockEvent::Released { key, token, held },
             (LeaseEnd::Released, EndMode::Keep) => LockEvent::LeftToExpire { key, token, held },
             (LeaseEnd::Released, EndMode::Detach) => LockEvent::Detached { key, token, held },
-            (LeaseEnd::Lost, _) => LockEvent::Lost { key, token, held },
+            (LeaseEnd::Lost(cause), _) => LockEvent::Lost {
+                key,
+                token,
+                held,
+                cause,
+            },
             (LeaseEnd::Closed, _) => LockEvent::Closed { key, token, held },
             (LeaseEnd::Failed(_), _) => LockEvent::Unreleased { key, token, held },
         }
     }
 
-    pub(super) fn gave_up(&self, key: &Arc<str>, now: Moment) -> LockEvent {
+    pub(super) fn gave_up(&self, key: &Arc<str>, now: Moment, holder: Option<Holder>) -> LockEvent {
         LockEvent::GaveUp {
             key: key.clone(),
             waiter: self.waiter,
             waited: now.saturating_sub(self.since),
+            holder,
         }
     }
 }

@@ -152,6 +152,7 @@ impl Keyspace {
                         left: slot.busy_for(now, mode),
                         score: entered.map(|(score, _)| score),
                         entered: entered.is_some_and(|(_, entered)| entered),
+                        holder: slot.holders.first_to_end(),
                     }
                 }
             }
@@ -201,6 +202,7 @@ impl Keyspace {
                             left: slot.busy_for(now, new.mode),
                             score: Some(score),
                             entered,
+                            holder: slot.holders.first_to_end(),
                         }
                     }
                 } else {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use foldhash::HashMap;
 
 use super::keyspace::Delivery;
-use crate::store::contract::{Grant, KEPT, Mode, Outcome, Owner, ServerTime};
+use crate::store::contract::{Grant, KEPT, Mode, Occupant, Outcome, Owner, ServerTime};
 
 /// How much longer than its lock a queue lasts, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;
@@ -128,6 +128,24 @@ impl Holders {
             }
             _ => false,
         }
+    }
+
+    /// Whom a busy answer names (G8).
+    pub(super) fn first_to_end(&self) -> Option<Arc<Occupant>> {
+        let by_end = |one: &(&FullOwner, ServerTime), other: &(&FullOwner, ServerTime)| {
+            let by_name = || one.0.to_string().cmp(&other.0.to_string());
+            one.1.cmp(&other.1).then_with(by_name)
+        };
+        let (first, _) = self.iter().min_by(by_end)?;
+        let others = match first.owner.mode {
+            Mode::Permits { weight, .. } => self.taken() - u64::from(weight),
+            Mode::Exclusive | Mode::Shared => self.until.len() as u64 - 1,
+        };
+        Some(Arc::new(Occupant {
+            owner: first.to_string().into(),
+            mode: first.owner.mode,
+            others,
+        }))
     }
 
     /// How much all of them take: permits by their weight, whatever limits they were taken under.

@@ -7,7 +7,9 @@ use futures::future::join3;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, Statement};
 
-use crate::store::contract::{Holder, KEPT, KeyStatus, Mode, Op, Outcome, Owner, ServerTime};
+use crate::store::contract::{
+    Holder, KEPT, KeyStatus, Mode, Occupant, Op, Outcome, Owner, ServerTime,
+};
 use crate::store::driver::{Reply, Request};
 use crate::token::is_epoch;
 
@@ -357,6 +359,7 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Said> {
             left: span(remaining),
             score,
             entered: is_new,
+            holder: read_occupant(row)?,
         }),
         "not old" => done(Outcome::NotOld),
         "held" => gone(true),
@@ -378,6 +381,19 @@ pub(super) fn read(row: &Row, request: &Request) -> Option<Said> {
         reply,
         notices: notices.unwrap_or_default(),
     })
+}
+
+/// Who has a lock that is busy. After a crash it may be nobody.
+fn read_occupant(row: &Row) -> Option<Option<Arc<Occupant>>> {
+    let Some(owner) = row.try_get::<_, Option<&str>>(8).ok()? else {
+        return Some(None);
+    };
+    let others: i64 = row.try_get(10).ok()?;
+    Some(Some(Arc::new(Occupant {
+        owner: owner.into(),
+        mode: read_mode(row.try_get(9).ok()?)?,
+        others: others.try_into().ok()?,
+    })))
 }
 
 /// Inspects a lock: [`read_status`] reads the answer. `line`: that of this session.

@@ -277,17 +277,33 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN until > now THEN until - now ELSE least((now - until) / 8, 2000000) END
 $$;
 
--- M5: when the ticket in front may have the lock, or else one with `mode`.
-CREATE FUNCTION lockstream.remaining_1(o lockstream.open_lock_1, mode text, now bigint) RETURNS bigint
-LANGUAGE plpgsql AS $$
+-- What a busy answer says. M5: `remaining` is when the ticket in front may have the lock, or else one with `mode`. G8: who
+-- has it, of several the one that ends first, what it excludes, and how many other readers there are or how much other
+-- permits take.
+CREATE FUNCTION lockstream.busy_1(
+    o lockstream.open_lock_1, mode text, now bigint,
+    OUT remaining bigint, OUT holder text, OUT holds text, OUT others bigint
+) LANGUAGE plpgsql AS $$
 DECLARE
-    wish text := coalesce((SELECT t.mode FROM lockstream.ticket t
-        WHERE t.key = o.name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 1), mode);
+    wish text;
     fits bigint;
 BEGIN
-    IF o.owner <> '' OR o.is_quiet THEN
-        RETURN lockstream.left_1(o.expires_at, now);
+    IF o.owner <> '' THEN
+        remaining := lockstream.left_1(o.expires_at, now);
+        holder := nullif(o.owner, '~quiet');
+        holds := '';
+        others := 0;
+        RETURN;
     END IF;
+    SELECT h.owner, CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END, o.taken - h.weight
+        INTO holder, holds, others FROM lockstream.holder h
+        WHERE h.key = o.name ORDER BY h.expires_at, h.owner LIMIT 1;
+    IF o.is_quiet THEN
+        remaining := lockstream.left_1(o.expires_at, now);
+        RETURN;
+    END IF;
+    wish := coalesce((SELECT t.mode FROM lockstream.ticket t
+        WHERE t.key = o.name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 1), mode);
     IF o.kind = 'p' AND wish LIKE '%/%' THEN
         SELECT min(h.expires_at) INTO fits FROM (
             SELECT expires_at, sum(weight) OVER (ORDER BY expires_at, owner) AS freed FROM lockstream.holder
@@ -297,7 +313,7 @@ BEGIN
     IF fits IS NULL THEN
         SELECT max(expires_at) INTO fits FROM lockstream.holder WHERE key = o.name;
     END IF;
-    RETURN lockstream.left_1(fits, now);
+    remaining := lockstream.left_1(fits, now);
 END $$;
 
 -- Enters the queue, or the subscriptions (K1, K2): the place, and whether it is new.
@@ -331,7 +347,8 @@ END $$;
 -- answer (D2). STABLE: all is seen as it was at one moment.
 CREATE FUNCTION lockstream.look_1(
     letter text, name text, own text, mode text, place bigint, own_line bigint, quiet_until bigint, at bigint,
-    OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT ended text[]
+    OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT ended text[], OUT holder text,
+    OUT holds text, OUT others bigint
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     asks boolean := letter IN ('A', 'E', 'L');
@@ -400,7 +417,8 @@ BEGIN
     epoch := l.epoch;
     IF asks THEN
         verdict := 'busy';
-        remaining := lockstream.remaining_1(o, mode, at);
+        SELECT b.remaining, b.holder, b.holds, b.others INTO remaining, holder, holds, others
+            FROM lockstream.busy_1(o, mode, at) b;
     ELSIF letter = 'Y' THEN
         verdict := 'not old';
     ELSE
@@ -418,7 +436,7 @@ CREATE FUNCTION lockstream.op_1(
     letter text, name text, own text, mode text, ttl bigint, more text, place bigint, own_line bigint, of_use bigint,
     quiet_until bigint, most integer, may_clear integer,
     OUT at bigint, OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT is_new boolean,
-    OUT unserved boolean, OUT notices text[], OUT cleared integer
+    OUT unserved boolean, OUT notices text[], OUT cleared integer, OUT holder text, OUT holds text, OUT others bigint
 ) LANGUAGE plpgsql AS $$
 DECLARE
     l lockstream.lock;
@@ -450,6 +468,9 @@ BEGIN
             epoch := seen.epoch;
             remaining := seen.remaining;
             score := CASE WHEN asks THEN seen.score END;
+            holder := seen.holder;
+            holds := seen.holds;
+            others := seen.others;
             RETURN;
         END IF;
     END IF;
@@ -618,7 +639,8 @@ BEGIN
                 SELECT e.score, e.is_new INTO score, is_new FROM lockstream.enter_1(
                     name, winner, own_line, mode, CASE WHEN letter <> 'L' THEN ttl END, place, at) e;
             END IF;
-            remaining := lockstream.remaining_1(o, mode, at);
+            SELECT b.remaining, b.holder, b.holds, b.others INTO remaining, holder, holds, others
+                FROM lockstream.busy_1(o, mode, at) b;
         ELSIF o.owner IS NULL THEN
             -- W7: the lock is kept for the first subscriber for as long as it may take to ask.
             SELECT * INTO h FROM lockstream.first_live_1(name, true, own_line, may_clear - cleared);
@@ -662,7 +684,8 @@ CREATE FUNCTION lockstream.ops_1(
     is_durable boolean, own_line bigint, of_use bigint, letters text, names text[], owners text[], modes text[],
     ttls bigint[], mores text[], places bigint[]
 ) RETURNS TABLE (
-    at bigint, verdict text, epoch bigint, remaining bigint, score bigint, is_new boolean, unserved boolean, notices text[]
+    at bigint, verdict text, epoch bigint, remaining bigint, score bigint, is_new boolean, unserved boolean, notices text[],
+    holder text, holds text, others bigint
 ) LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan AS $$
@@ -717,6 +740,9 @@ BEGIN
         is_new := false;
         unserved := false;
         notices := NULL;
+        holder := NULL;
+        holds := NULL;
+        others := NULL;
         IF letter = 'T' THEN
             -- As its own release: the mode of an owner never changes.
             letter := 'R';
@@ -818,7 +844,8 @@ BEGIN
             END IF;
         END IF;
         IF verdict IS NULL THEN
-            SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices, cleared FROM lockstream.op_1(
+            SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices, cleared, holder, holds, others
+                FROM lockstream.op_1(
                 letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until,
                 greatest(1, per_call - granted), clears);
             granted := granted + coalesce(array_length(notices, 1) / 3, 0);

@@ -1,11 +1,12 @@
 //! One open operation: the nodes' replies to it as votes, and the result as its answer. It knows neither nodes nor
 //! time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::fault::Fault;
 use crate::StoreError;
-use crate::store::contract::{Op, Outcome, SubmittedOp};
+use crate::store::contract::{Occupant, Op, Outcome, SubmittedOp};
 
 /// The number of nodes.
 #[derive(Clone, Copy, Debug)]
@@ -191,6 +192,7 @@ impl Ballot {
                     left,
                     score,
                     entered,
+                    holder: self.holder(),
                 })
             }
             (Question::Adopt, Vote::No) => Some(Outcome::NotOld),
@@ -217,6 +219,20 @@ impl Ballot {
         lefts.try_fold(Duration::ZERO, |longest, left| Some(longest.max(left?)))
     }
 
+    /// The holder that the most nodes name.
+    fn holder(&self) -> Option<Arc<Occupant>> {
+        let named = || {
+            self.replies.iter().filter_map(|reply| match reply {
+                Some(NodeReply::Said(Outcome::Busy { holder, .. })) => holder.as_ref(),
+                _ => None,
+            })
+        };
+        let count = |owner: &str| named().filter(|it| *it.owner == *owner).count();
+        // The first of those, and not the last as `max_by_key` would have it.
+        let most = named().map(|holder| count(&holder.owner)).max()?;
+        named().find(|it| count(&it.owner) == most).cloned()
+    }
+
     /// Why nodes have no vote.
     pub(super) fn errors(&self) -> impl Iterator<Item = &StoreError> + Clone {
         self.replies.iter().filter_map(|reply| match reply {
@@ -229,7 +245,7 @@ impl Ballot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::contract::Owner;
+    use crate::store::contract::{Mode, Owner};
 
     const S: Duration = Duration::from_secs(1);
 
@@ -257,6 +273,7 @@ mod tests {
             left,
             score,
             entered: false,
+            holder: None,
         })
     }
 
@@ -389,6 +406,43 @@ mod tests {
         adoption.count(1, busy(None));
         assert_eq!(adoption.result(), Some(Vote::No));
         assert_eq!(adoption.left(), None);
+    }
+
+    /// G8. Some nodes may have given their vote to others who get no majority.
+    #[test]
+    fn g8_a_busy_answer_names_whom_most_nodes_name() {
+        let by = |owner: Option<&str>| {
+            NodeReply::Said(Outcome::Busy {
+                left: Some(S),
+                score: None,
+                entered: false,
+                holder: owner.map(|owner| {
+                    Arc::new(Occupant {
+                        owner: owner.into(),
+                        mode: Mode::Exclusive,
+                        others: 0,
+                    })
+                }),
+            })
+        };
+        for (replies, expected) in [
+            (
+                [by(Some("x:1")), by(Some("y:1")), by(Some("y:1"))],
+                Some("y:1"),
+            ),
+            ([by(Some("x:1")), by(Some("y:1")), absent()], Some("x:1")),
+            ([by(None), by(Some("y:1")), by(None)], Some("y:1")),
+            ([by(None), by(None), absent()], None),
+        ] {
+            let mut election = ballot(3, Question::Acquire);
+            for (node, reply) in replies.into_iter().enumerate() {
+                election.count(node, reply);
+            }
+            let Some(Outcome::Busy { holder, .. }) = election.outcome(None) else {
+                panic!("{election:?}")
+            };
+            assert_eq!(holder.as_deref().map(|it| &*it.owner), expected);
+        }
     }
 
     #[test]

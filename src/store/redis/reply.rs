@@ -1,12 +1,13 @@
 //! What the reply to a script call says about each of its ops.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
 
 use super::call::{read_mode, spell};
 use super::fault::ErrorReply;
-use crate::store::contract::{Holder, KeyStatus, Mode, Outcome, ServerTime};
+use crate::store::contract::{Holder, KeyStatus, Mode, Occupant, Outcome, ServerTime};
 use crate::store::driver::{Request, RequestKind};
 use crate::token::is_epoch;
 
@@ -46,7 +47,7 @@ pub(super) fn read_reply(number: u64, requests: &[Request], reply: Value) -> Opt
     for (request, answer) in requests.iter().zip(answers) {
         replies.push(match answer {
             RawReply::Word(word) => read_word(request, word, &mut epochs)?,
-            RawReply::Table(fields) => read_table(&request.kind, at, fields)?,
+            RawReply::Table(fields) => read_table(request, at, fields)?,
         });
     }
     Some(Reply { at, replies })
@@ -130,7 +131,7 @@ fn read_word(
         },
         (b'A' | b'E' | b'L', "+") => won(epochs.next()?)?,
         (letter @ (b'A' | b'E' | b'L' | b'Y' | b'D'), word) => match word.strip_prefix("busy:") {
-            Some(place) if letter != b'D' => read_busy(place)?,
+            Some(words) if letter != b'D' => read_busy(words, None)?,
             _ => won(word.parse().ok()?)?,
         },
         _ => return None,
@@ -142,31 +143,51 @@ fn won(epoch: u64) -> Option<Outcome> {
     is_epoch(epoch).then_some(Outcome::Won { epoch })
 }
 
-fn read_busy(place: &str) -> Option<Outcome> {
-    let (left, score) = place.split_once(':')?;
-    let left = read_left(left.parse().ok()?);
-    let (score, entered) = match score.strip_suffix(':') {
-        Some(score) => (score, true),
-        None => (score, false),
-    };
+/// What follows `busy:`. `owner`: of the holder, if it stands beside that.
+fn read_busy(words: &str, owner: Option<&[u8]>) -> Option<Outcome> {
+    let mut words = words.splitn(6, ':');
+    let mut next = || words.next();
+    let [left, score, entered, mode, others, word] =
+        [next()?, next()?, next()?, next()?, next()?, next()?];
     let score = match score {
         "" => None,
         score => Some(score.parse().ok()?),
     };
+    let owner = owner.map_or(word.into(), String::from_utf8_lossy);
+    let holder = Occupant {
+        owner: owner.into(),
+        mode: match mode {
+            "" => Mode::Exclusive,
+            mode => read_mode(mode)?,
+        },
+        others: match others {
+            "" => 0,
+            others => others.parse().ok()?,
+        },
+    };
     Some(Outcome::Busy {
-        left,
+        left: read_left(left.parse().ok()?),
         score,
-        entered,
+        entered: match entered {
+            "" => false,
+            "+" => true,
+            _ => return None,
+        },
+        // A lock that nobody has may be busy for a moment (M4), and a foreign one may be empty.
+        holder: (!holder.owner.is_empty()).then(|| Arc::new(holder)),
     })
 }
 
-fn read_table(
-    kind: &RequestKind,
-    at: Option<ServerTime>,
-    fields: &[Value],
-) -> Option<RequestReply> {
+fn read_table(request: &Request, at: Option<ServerTime>, fields: &[Value]) -> Option<RequestReply> {
     if let Some(refusal) = read_error(fields) {
         return Some(RequestReply::Refused(refusal));
+    }
+    if let [tag, words, Value::BulkString(owner)] = fields
+        && text(tag)? == "busy"
+        && matches!(spell(request).0, b'A' | b'E' | b'L' | b'Y')
+    {
+        let words = text(words)?.strip_prefix("busy:")?;
+        return read_busy(words, Some(owner)).map(RequestReply::Done);
     }
     let (
         RequestKind::Look(..),
@@ -179,7 +200,7 @@ fn read_table(
             Value::Int(taken),
             Value::Array(members),
         ],
-    ) = (kind, fields)
+    ) = (&request.kind, fields)
     else {
         return None;
     };

@@ -16,7 +16,9 @@
 --       '', the second argument is what to publish there.
 -- ->    the call's number, the server's time or '', and for each op one of these; as one text with
 --       spaces between, or as an array if a table is among them:
---         won: its epoch     busy:<ms left, or -1>:<score or ''>, and then : if the ticket is new
+--         won: its epoch     busy:<ms left, or -1>:<score or ''>:<+ if the ticket is new>:<mode>:<others>:<owner>,
+--             of the holder whose lease ends first (G8); `others`: how many more readers there are, or how much
+--             more is taken. {'busy', the same with '' for the owner, the owner} if it is no plain text
 --         R, W, U, F, K, S, T: 1 was held, 0 was not   N: 1 renewed  V: seconds that the server is up, or -1
 --         stale  lost  not-old  more: the same op must be sent again
 --         and after any of these: &, if more tickets may fit, and an S must be sent
@@ -422,7 +424,7 @@ local function perform(op, letter, known)
     lengthen(op)
     return taken
   end
-  local place, left = letter == 'E' and tonumber(op.more or ''), nil
+  local place, left, holder = letter == 'E' and tonumber(op.more or ''), nil, value
   if value and not is_yield and letter ~= 'D' then
     left = redis.call('PTTL', op.lock)
     place = member and stand(set, member, place, left)
@@ -439,9 +441,14 @@ local function perform(op, letter, known)
       wait_no_more(op)
       return taken
     end
-    left, place = ttl, hand_over(op, head, first, ttl, channel, set, member, place)
+    left, place, holder = ttl, hand_over(op, head, first, ttl, channel, set, member, place), first
   end
-  return string.format('busy:%d:', left) .. (place or '') .. (place and added and ':' or '')
+  local answer = string.format('busy:%d:', left) .. (place or '') .. (place and added and ':+:::' or '::::')
+  -- A foreign lock may have anything in it, and of any length.
+  if #holder > 400 or string.find(holder, "[^!-$%%'-~]") then
+    return { 'busy', answer, string.sub(holder, 1, 400) }
+  end
+  return answer .. holder
 end
 
 -- The same for locks and queues in which there are shared leases or tickets, and for K. Its functions are created only
@@ -532,6 +539,7 @@ local function mixed()
       end
       op.count = op.count + redis.call('ZADD', op.lock, 'GT', unpack(scored))
     end
+    op.first, op.holder = nil, owner
     op.is_string, op.kind, op.is_changed = mode == '', kind_of(mode), true
   end
 
@@ -602,6 +610,31 @@ local function mixed()
     return math.max(0, math.ceil((last - now) / 1000))
   end
 
+  -- The answer that it is busy, and who has it (G8).
+  local function busy(op, mode, place)
+    local answer = string.format('busy:%d:', may_fit_in(op, mode)) .. place .. (added and ':+:' or '::')
+    local holder, of, others = op.is_string and op.holder or '', '', ''
+    local first = op.kind and not op.is_string and (op.first or redis.call('ZRANGE', op.lock, '0', '0')[1])
+    if first then
+      local permit, limit = string.match(first, '^(%S+) %d+/(%d+)$')
+      local weight, members = 1, {}
+      if permit and op.count > 1 then
+        -- The members of a permit have one score, so they stand together.
+        local last = string.format('%d', math.min(op.count, 255) - 1)
+        members = redis.call('ZRANGE', op.lock, '0', last)
+      end
+      while members[weight + 1] and sub(members[weight + 1], 1, #permit + 1) == permit .. ' ' do
+        weight = weight + 1
+      end
+      holder, of, others = permit or first, limit and weight .. '/' .. limit or 'r', op.count - weight
+    end
+    answer = answer .. of .. ':' .. others .. ':'
+    if #holder > 400 or string.find(holder, "[^!-$%%'-~]") then
+      return { 'busy', answer, sub(holder, 1, 400) }
+    end
+    return answer .. holder
+  end
+
   local function run(op, letter)
     local owner, mode = op.owner, op.mode
     local value, held = nil, nil
@@ -611,7 +644,7 @@ local function mixed()
     if first.err then
       -- It raises the error if this is no string either.
       value = redis.call('GET', op.lock)
-      op.is_string, op.kind, held = true, 'x', mode == '' and value == owner
+      op.is_string, op.kind, held, op.holder = true, 'x', mode == '' and value == owner, value
     elseif first[1] then
       if not string.match(first[1], '^[^%s:]+:%d+$') and not string.match(first[1], '^[^%s:]+:%d+ %d+/%d+$') then
         error('WRONGTYPE the sorted set ' .. op.lock .. ' is no lock', 0)
@@ -625,7 +658,7 @@ local function mixed()
         redis.call('ZREMRANGEBYSCORE', op.lock, '-inf', clock)
         first = redis.call('ZRANGE', op.lock, '0', '0', 'WITHSCORES')
       end
-      op.kind, op.first_end = first[1] and kind_of(first[1]), first[2]
+      op.kind, op.first, op.first_end = first[1] and kind_of(first[1]), first[1], first[2]
       op.count = op.kind and redis.call('ZCARD', op.lock) or 0
       if letter == 'T' then
         mode = mode_of(op, owner)
@@ -698,7 +731,8 @@ local function mixed()
     end
     set_expiry(op)
     if letter == 'A' then
-      return string.format('busy:%d:', may_fit_in(op, mode))
+      added = nil
+      return busy(op, mode, '')
     end
     local set, member = op.queue, ticket
     if letter == 'L' then
@@ -706,7 +740,7 @@ local function mixed()
     end
     place = stand(set, member, place, redis.call('PTTL', op.lock))
     -- With its own ticket where it stands, perhaps in front again.
-    return string.format('busy:%d:', may_fit_in(op, mode)) .. place .. (added and ':' or '')
+    return busy(op, mode, place)
   end
 
   return function(op, letter)

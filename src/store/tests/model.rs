@@ -12,7 +12,9 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::store::contract::{KeyStatus, Mode, Op, Outcome, Owner, StoreEvent, SubmittedOp};
+use crate::store::contract::{
+    Holder, KeyStatus, Mode, Op, Outcome, Owner, StoreEvent, SubmittedOp,
+};
 use crate::store::driver::{Request, RequestKind};
 use crate::store::memory::{Asking, Keyspace};
 
@@ -323,6 +325,24 @@ impl<S: Server> History<'_, S> {
                 (_, Outcome::Won { epoch }) => epochs.push((fence, *epoch)),
                 _ => {}
             }
+            let holder = |outcome: &Outcome| match outcome {
+                Outcome::Busy { holder, .. } => holder.clone(),
+                _ => None,
+            };
+            if let Some(named) = holder(&outcome) {
+                // G8: of those that end first the same, but that a server may have given them the lock one after the other.
+                let models = holder(&applied.answer.outcome).expect("somebody has it");
+                let status = self.model.inspect(&prefix, asking.key, self.now);
+                let left = |owner: &str| {
+                    let has_it = |it: &&Holder| *it.name == *owner && it.mode == named.mode;
+                    status.holders.iter().find(has_it).expect("it has it").left
+                };
+                assert_near(left(&named.owner), left(&models.owner), op);
+                assert_eq!(named.others, models.others, "{op:?}");
+                *self.counts.entry("named").or_default() += 1;
+            } else {
+                assert_eq!(holder(&applied.answer.outcome), None, "{op:?}");
+            }
             if let Some((left, place)) = busy(&outcome)
                 && let Some((expected, models)) = busy(&applied.answer.outcome)
             {
@@ -432,6 +452,7 @@ pub(super) fn agree<S: Server>(name: &str, server: S) {
         let counts = &both.borrow().1;
         let outcomes = [
             "won", "busy", "not old", "gone", "granted", "freed", "raised", "renewed", "lost",
+            "named",
         ];
         let rare = outcomes.into_iter().find(|it| counts.get(it) <= Some(&3));
         rare.map(|it| format!("{name}: {it}: {counts:?}"))

@@ -1,16 +1,17 @@
 //! One owner that asks the store for the key: what is asked, and what the answers and grants change.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::pending::PendingOp;
 use super::repeats::Repeats;
 use super::{EarlyGrant, InFlight, KeyState, Tickets, Turnstile};
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Op, Outcome, Owner, ServerTime};
+use crate::store::contract::{Answer, Grant, Occupant, Op, Outcome, Owner, ServerTime};
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::{Point, deadline, drift};
-use crate::turnstile::verdict::Refusal;
+use crate::turnstile::verdict::{Holding, Refusal};
 use crate::turnstile::wait_queue::WaiterId;
 
 /// K3: the store keeps a queue this much longer than its lock.
@@ -51,6 +52,9 @@ pub(super) struct Acquisition {
     footprint: Footprint,
     /// Whether the store's last answer was that others hold the key.
     is_busy: bool,
+    /// Whom that answer has named, and until when that one had the key.
+    occupant: Option<Arc<Occupant>>,
+    busy_until: Point,
     /// The caller that adopts a lease with it. `None`: it is for the wait queue.
     adopter: Option<WaiterId>,
     pub(super) repeats: Repeats,
@@ -83,6 +87,8 @@ impl Acquisition {
             score: None,
             footprint: Footprint::Nothing,
             is_busy: false,
+            occupant: None,
+            busy_until: Point::FOREVER,
             adopter: None,
             repeats: Repeats::default(),
             uncontended,
@@ -132,6 +138,14 @@ impl Acquisition {
 
     pub(super) fn is_busy(&self) -> bool {
         self.is_busy
+    }
+
+    /// Who had the key when the store was asked last, unless what it has said is over by now.
+    pub(super) fn holding(&self, now: Point) -> Option<Holding> {
+        let occupant = self.occupant.clone().filter(|_| now < self.busy_until)?;
+        let has_end = self.busy_until != Point::FOREVER;
+        let left = has_end.then(|| self.busy_until.since(now));
+        Some(Holding::There { occupant, left })
     }
 
     pub(super) fn adopts(&self) -> bool {
@@ -251,8 +265,15 @@ impl<C: Clone> Turnstile<C> {
                 let ttl = acquisition.ttl;
                 self.begin_tenure(cx, epoch, in_flight.sent, ttl);
             }
-            Outcome::Busy { left, score, .. } => {
+            Outcome::Busy {
+                left,
+                score,
+                ref holder,
+                ..
+            } => {
                 acquisition.is_busy = true;
+                acquisition.occupant.clone_from(holder);
+                acquisition.busy_until = left.map_or(Point::FOREVER, |left| cx.at() + left);
                 acquisition.uncontended = 0;
                 if footprint == Footprint::Ticket {
                     let (sent, at) = (in_flight.sent, answer.at);
@@ -272,7 +293,7 @@ impl<C: Clone> Turnstile<C> {
                 } else if acquisition.footprint <= footprint {
                     acquisition.footprint = Footprint::Nothing;
                 }
-                self.refuse_once(in_flight.newest_waiter, &Refusal::Busy);
+                self.refuse_busy(cx.at(), in_flight.newest_waiter);
                 self.waiters.mark_busy();
                 self.end_waits(cx.at());
                 if footprint != Footprint::Ticket || !self.store_has_queue {
@@ -310,7 +331,7 @@ impl<C: Clone> Turnstile<C> {
                 acquisition.footprint = Footprint::Lock;
             }
         }
-        self.on_refused(error);
+        self.on_refused(cx.at(), error);
     }
 
     /// The store gave us the key, but too few replicas confirmed it. The key is released, and a new owner asks for it
@@ -325,7 +346,7 @@ impl<C: Clone> Turnstile<C> {
         if let KeyState::Acquiring(acquisition) = &mut self.state {
             acquisition.footprint = footprint;
         }
-        self.on_refused(error);
+        self.on_refused(cx.at(), error);
         self.abandon(cx);
         if let Some(ttl) = self.waiters.first().map(|first| first.ttl) {
             let acquisition = Acquisition::new(cx.ids.owner(self.mode), ttl, ask_at, 0);

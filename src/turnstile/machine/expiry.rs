@@ -4,6 +4,7 @@ use super::pending::PendingOp;
 use super::{Effect, KeyState, Turnstile};
 use crate::store::contract::Op;
 use crate::turnstile::ids::{EventCx, Ids};
+use crate::turnstile::tenure::{LocalLease, Tenure};
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::Adopter;
@@ -53,24 +54,34 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
+        let away_since = self.trouble.as_ref().filter(|_| self.down);
+        let away_since = away_since.map(|trouble| trouble.since);
+        let cause = |tenure: &Tenure<C>, lease: &LocalLease<C>| {
+            tenure.cause_of_expiry(lease, now, away_since)
+        };
         if tenure.is_over(now) {
             // D5: the store may hold the key for a little longer.
             let owner = tenure.owner();
             let until = tenure.expires_by(now);
             let lease = tenure.take_lease();
-            if let Some(kept_until) = lease.as_ref().and_then(|lease| lease.kept_if_lost(now)) {
+            let lost = lease.map(|lease| (cause(tenure, &lease), lease));
+            let kept_until = lost.as_ref().and_then(|(_, lease)| lease.kept_if_lost(now));
+            if let Some(kept_until) = kept_until {
                 self.keep(now, kept_until, None);
             } else {
                 self.state = KeyState::Idle;
                 let release = PendingOp::new(Op::Release { owner }, None, until);
                 self.pending.push_back(release);
             }
-            self.lose(lease);
+            if let Some((cause, lease)) = lost {
+                self.lose(lease, cause);
+            }
         } else if let Some(lease) = tenure.take_expired_lease(now) {
+            let cause = cause(tenure, &lease);
             if let Some(kept_until) = lease.kept_if_lost(now) {
                 self.keep(now, kept_until, None);
             }
-            self.lose(Some(lease));
+            self.lose(lease, cause);
         } else if tenure.is_grace_over(now) {
             self.close_lease(cx);
         }
@@ -79,8 +90,8 @@ impl<C: Clone> Turnstile<C> {
     /// Refuses those whose wait is over: others hold the key, or the store has failed.
     pub(super) fn end_waits(&mut self, now: Point) {
         while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
-            let refusal = if busy && self.store_error.is_none() {
-                Refusal::Busy
+            let refusal = if busy && self.trouble.is_none() {
+                Refusal::Busy(self.holding(now))
             } else {
                 Refusal::Failed(self.store_error())
             };

@@ -5,6 +5,7 @@ use std::mem;
 use super::acquisition::Footprint;
 use super::{KeyState, Turnstile};
 use crate::StoreError;
+use crate::loss::LossCause;
 use crate::store::contract::{Op, Owner};
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::time::Point;
@@ -127,7 +128,7 @@ impl<C: Clone> Turnstile<C> {
         let end = if ours || first.may_be_done {
             LeaseEnd::Released
         } else {
-            LeaseEnd::Lost
+            LeaseEnd::Lost(LossCause::Taken)
         };
         if let Some(ending) = first.ending {
             self.end_lease(ending.who, end);
@@ -137,7 +138,7 @@ impl<C: Clone> Turnstile<C> {
     /// The store would not do the first pending operation.
     pub(super) fn on_pending_refused(&mut self, cx: &mut EventCx<'_>, error: StoreError) {
         let retry_at = cx.at() + self.retry_pause(cx);
-        self.on_refused(&error);
+        self.on_refused(cx.at(), &error);
         let first = self.pending.front_mut().expect("it was in flight");
         if let Op::Yield { old, .. } = first.op {
             // Release instead. S1: a yield is refused if the next owner cannot be notified. The lock may be free then.

@@ -66,7 +66,8 @@ impl<C: Clone> Turnstile<C> {
                 if self.waiters.first_id() == Some(id)
                     && let Some((_, waiter)) = self.waiters.pop_first()
                 {
-                    self.refuse(waiter.who, Refusal::Busy);
+                    let holding = self.holding(now);
+                    self.refuse(waiter.who, Refusal::Busy(holding));
                 }
                 self.ask_policy(now);
             }

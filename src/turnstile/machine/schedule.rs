@@ -85,7 +85,7 @@ impl<C: Clone> Turnstile<C> {
                 && self.waiters.has_patient(),
         };
         self.wake_waiter(who, verdict);
-        self.refuse_once(WaiterId::LAST, &Refusal::Busy);
+        self.refuse_busy(cx.at(), WaiterId::LAST);
         self.waiters.mark_busy();
     }
 
@@ -111,6 +111,14 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn refuse_once(&mut self, newest_waiter: WaiterId, refusal: &Refusal) {
         for waiter in self.waiters.take_once(newest_waiter) {
             self.refuse(waiter.who, refusal.clone());
+        }
+    }
+
+    /// The same, since others have the key.
+    pub(super) fn refuse_busy(&mut self, now: Point, newest_waiter: WaiterId) {
+        for waiter in self.waiters.take_once(newest_waiter) {
+            let holding = self.holding(now);
+            self.refuse(waiter.who, Refusal::Busy(holding));
         }
     }
 

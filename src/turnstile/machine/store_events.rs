@@ -1,14 +1,16 @@
 //! What the store reports: answers, grants, and the state of the connection.
 
+use std::mem;
 use std::time::Duration;
 
 use super::acquisition::Footprint;
-use super::{EarlyGrant, InFlight, KeyState, Turnstile};
+use super::{EarlyGrant, InFlight, KeyState, Trouble, Turnstile};
 use crate::StoreError;
+use crate::loss::LossCause;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
 use crate::token::is_epoch;
 use crate::turnstile::ids::{EventCx, Ids};
-use crate::turnstile::time::drift;
+use crate::turnstile::time::{Point, drift};
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::WaiterId;
 
@@ -61,7 +63,7 @@ impl<C: Clone> Turnstile<C> {
         }
         if let Some(footprint) = in_flight.asks {
             // A successful release does not show that the store can grant a key.
-            self.store_error = None;
+            self.trouble = None;
             self.failures = 0;
             self.on_asked(cx, footprint, in_flight, answer);
         }
@@ -79,9 +81,9 @@ impl<C: Clone> Turnstile<C> {
                 {
                     acquisition.raise_footprint(footprint);
                 }
-                self.on_down(&error);
+                self.on_down(cx.at(), &error);
             }
-            OpError::Unsent(error) => self.on_down(&error),
+            OpError::Unsent(error) => self.on_down(cx.at(), &error),
             OpError::Unconfirmed(error) if in_flight.asks.is_some() && !adopts => {
                 if in_flight.is_pending {
                     // The old owner of a yield has released the key.
@@ -131,9 +133,16 @@ impl<C: Clone> Turnstile<C> {
             }
             Ok(Outcome::Lost) => {
                 // O6: the owner is retired. Nothing is sent for it.
-                let lease = tenure.take_lease();
+                let lost = tenure.take_lease();
+                let cause = match tenure.is_elsewhere() {
+                    true => LossCause::ServerChanged,
+                    false => LossCause::Taken,
+                };
                 self.state = KeyState::Idle;
-                return self.lose(lease);
+                if let Some(lease) = lost {
+                    self.lose(lease, cause);
+                }
+                return;
             }
             Ok(
                 outcome @ (Outcome::Won { .. }
@@ -186,18 +195,21 @@ impl<C: Clone> Turnstile<C> {
     /// The connection is gone, or could not be made.
     pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
         self.advance_time(cx);
-        self.on_down(error);
+        self.on_down(cx.at(), error);
         self.schedule(cx);
     }
 
     /// The connection is up again. Step 1 of 2 (O4): renew each held lease, of many at moments of their own (G5). A lost
-    /// lease is then noticed.
-    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>) {
+    /// lease is then noticed. `elsewhere`: it leads to another server than the last one did.
+    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>, elsewhere: bool) {
         self.advance_time(cx);
-        if let KeyState::Held(tenure) = &mut self.state
-            && !tenure.plan_renewal(cx, Ids::place_in)
-        {
-            self.renew(cx);
+        if let KeyState::Held(tenure) = &mut self.state {
+            if elsewhere {
+                tenure.note_other_server();
+            }
+            if !tenure.plan_renewal(cx, Ids::place_in) {
+                self.renew(cx);
+            }
         }
         self.schedule(cx);
     }
@@ -206,7 +218,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
         self.advance_time(cx);
         self.down = false;
-        self.store_error = None;
+        self.trouble = None;
         self.failures = 0;
         self.store_has_queue = queue;
         if let KeyState::Acquiring(acquisition) = &mut self.state {
@@ -215,22 +227,28 @@ impl<C: Clone> Turnstile<C> {
         self.schedule(cx);
     }
 
-    pub(super) fn on_down(&mut self, error: &StoreError) {
-        self.down = true;
+    pub(super) fn on_down(&mut self, now: Point, error: &StoreError) {
+        if !mem::replace(&mut self.down, true) {
+            self.trouble = None;
+        }
         if let KeyState::Acquiring(acquisition) = &mut self.state {
             acquisition.forget_proof();
         }
-        self.fail_waiters(error);
+        self.fail_waiters(now, error);
     }
 
-    pub(super) fn on_refused(&mut self, error: &StoreError) {
+    pub(super) fn on_refused(&mut self, now: Point, error: &StoreError) {
         self.failures += 1;
-        self.fail_waiters(error);
+        self.fail_waiters(now, error);
     }
 
     /// Refuses those who ask once. If waiting cannot help, refuses everybody.
-    fn fail_waiters(&mut self, error: &StoreError) {
-        self.store_error = Some(Box::new(error.clone()));
+    fn fail_waiters(&mut self, now: Point, error: &StoreError) {
+        let since = self.trouble.as_ref().map_or(now, |trouble| trouble.since);
+        self.trouble = Some(Box::new(Trouble {
+            error: error.clone(),
+            since,
+        }));
         let refusal = Refusal::Failed(error.clone());
         if error.is_retryable() {
             self.refuse_once(WaiterId::LAST, &refusal);

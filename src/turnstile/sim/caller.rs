@@ -291,7 +291,7 @@ impl World {
                     self.plan(delay, Event::Arrive(id));
                 }
             }
-            (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)), Stage::Holding(_)) => {
+            (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost(_))), Stage::Holding(_)) => {
                 self.check_loss(key, id);
                 self.check_warned(key, id);
                 self.lease_may_be_kept(key, id);
@@ -330,18 +330,20 @@ impl World {
             }
             (
                 Verdict::Waiter(WaiterVerdict::Refused(
-                    Refusal::Busy | Refusal::QueueFull | Refusal::Failed(_) | Refusal::Closed,
+                    Refusal::Busy(_) | Refusal::QueueFull | Refusal::Failed(_) | Refusal::Closed,
                 )),
                 Stage::Waiting(_),
             )
             | (
                 Verdict::Lease(LeaseVerdict::Ended(
-                    LeaseEnd::Released | LeaseEnd::Lost | LeaseEnd::Failed(_),
+                    LeaseEnd::Released | LeaseEnd::Lost(_) | LeaseEnd::Failed(_),
                 )),
                 Stage::Finishing,
             ) => {
                 match verdict {
-                    Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)) => self.check_loss(key, id),
+                    Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost(_))) => {
+                        self.check_loss(key, id)
+                    }
                     Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released)) => {
                         self.check_kept_for(id)
                     }

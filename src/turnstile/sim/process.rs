@@ -263,7 +263,7 @@ impl World {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));
                 self.processes[id].queue = queue;
                 for key in &keys {
-                    self.feed(id, *key, |lines, cx| lines.up_renew(cx));
+                    self.feed(id, *key, |lines, cx| lines.up_renew(cx, false));
                 }
                 for key in keys {
                     if self.processes[id].entries.contains_key(&key) {

@@ -60,7 +60,7 @@ fn d1_a_renewal_never_brings_a_deadline_forward() {
     assert!(matches!(harness.lease_told("b"), LeaseVerdict::RenewalLate));
     harness.untold("b");
     harness.wait_until(1990);
-    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
 }
 
 /// The grant's time on the server, against the last answer's, tells when it was given on our
@@ -352,7 +352,7 @@ fn d5_at_the_deadline_the_holder_is_told_and_the_key_released() {
     harness.untold("a");
     harness.silent();
     harness.wait_until(1988);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     assert_eq!(harness.sent(), Op::Release { owner });
 }
 
@@ -384,7 +384,7 @@ fn d6_late_renewals_change_nothing() {
         let renew = harness.sent();
         harness.wait_until(1990);
         assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
-        assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+        assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
         let release = harness.sent();
         harness.reply(&release, Outcome::Gone { held: true });
         let (b, _) = harness.hold("b", fixed(1000).renewed(), 6);

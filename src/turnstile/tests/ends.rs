@@ -158,7 +158,7 @@ fn d5_a_lease_whose_key_is_to_stay_is_lost_at_its_deadline() {
     let mut harness = Harness::new();
     harness.hold("a", fixed(900).kept(), 5);
     harness.wait_until(1889);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
@@ -245,7 +245,7 @@ fn d1_an_extension_counts_from_when_it_was_asked_for() {
     harness.silent();
     harness.untold("a");
     harness.wait_until(3378);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
 }
 
 /// Never shorter; and what is proved already costs no call.
@@ -270,7 +270,7 @@ fn w3_an_extension_within_the_tenure_succeeds_at_once() {
     let enter = harness.sent();
     harness.reply(&enter, busy(60_000, 7));
     harness.wait_until(1200);
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
     harness.grant(asker(&enter), 3000, 5);
     assert_eq!(harness.granted("b").1, deadline(1200, 900));
     assert!(harness.take(b));
@@ -461,7 +461,7 @@ fn a_lease_that_is_over_is_not_extended() {
     let (b, _) = harness.hold("b", fixed(900), 5);
     harness.stop_until(1889);
     assert_eq!(harness.extend(b, 2000), None);
-    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
     assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
@@ -810,7 +810,7 @@ fn m8_a_lease_that_is_gone_keeps_nothing() {
     harness.keep(a);
     let keep = harness.sent();
     harness.reply(&keep, Outcome::Gone { held: false });
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     harness.silent();
 }
 
@@ -823,7 +823,7 @@ fn m8_a_lease_that_is_lost_at_its_deadline_keeps_its_key() {
         harness.arrive("b", fixed(900));
         let end = ttl - ttl / 100 - 2 + 1000;
         harness.wait_until(end);
-        assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+        assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
         let (keep, left) = (harness.sent(), ms(7000 - end));
         assert_eq!(keep, Op::Keep { owner, left }, "nothing is passed on");
         harness.reply(&keep, Outcome::Gone { held: true });

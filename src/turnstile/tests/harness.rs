@@ -1,14 +1,16 @@
 //! One turnstile, and somebody who plays its callers, its store and its clock.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::loss::LossCause;
+use crate::store::contract::{Answer, Grant, Mode, Occupant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
-    Verdict, Waiter, WaiterId, WaiterVerdict,
+    AtEnd, Effect, EventCx, FOREVER, Holding, Ids, LeaseEnd, LeaseVerdict, Moment, Patience,
+    Refusal, Rules, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 /// For this long the store's first answer is awaited.
@@ -34,6 +36,22 @@ pub(super) fn busy(left: u64, score: u64) -> Outcome {
         left: Some(ms(left)),
         score: Some(score),
         entered: false,
+        holder: None,
+    }
+}
+
+/// The same, and who has it.
+pub(super) fn busy_by(owner: &str, left: Option<Duration>, score: Option<u64>) -> Outcome {
+    let occupant = Occupant {
+        owner: owner.into(),
+        mode: Mode::Exclusive,
+        others: 0,
+    };
+    Outcome::Busy {
+        left,
+        score,
+        entered: false,
+        holder: Some(Arc::new(occupant)),
     }
 }
 
@@ -267,7 +285,7 @@ impl Harness {
     }
 
     pub(super) fn up(&mut self, queue: bool) {
-        self.feed(|turnstile, cx| turnstile.up_renew(cx));
+        self.feed(|turnstile, cx| turnstile.up_renew(cx, false));
         self.feed(|turnstile, cx| turnstile.up(cx, queue));
     }
 
@@ -376,6 +394,32 @@ impl Harness {
         match self.waiter_told(who) {
             WaiterVerdict::Refused(refusal) => refusal,
             other => panic!("{who} was to be refused, not told {other:?}"),
+        }
+    }
+
+    /// A waiter is told that others have the key: who, and for how long.
+    #[track_caller]
+    pub(super) fn refused_for(&mut self, who: &str) -> Option<(String, Option<Duration>)> {
+        match self.refused(who) {
+            Refusal::Busy(holding) => holding.map(|holding| match *holding {
+                Holding::Here { owner, left } => (format!("ours {}", owner.sequence), Some(left)),
+                Holding::There { occupant, left } => (occupant.owner.to_string(), left),
+            }),
+            other => panic!("{who} was to be told who has the key, not {other:?}"),
+        }
+    }
+
+    /// A lease was lost: why.
+    #[track_caller]
+    pub(super) fn lost(&mut self, who: &str) -> LossCause {
+        loop {
+            match self.lease_told(who) {
+                LeaseVerdict::Ended(LeaseEnd::Lost(cause)) => return cause,
+                LeaseVerdict::Ended(end) => {
+                    panic!("the lease of {who} was to be lost, not {end:?}")
+                }
+                _ => {}
+            }
         }
     }
 

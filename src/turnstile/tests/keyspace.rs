@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::harness::ms;
-use crate::store::contract::{Answer, Op, Outcome, Owner};
+use crate::store::contract::{Answer, Mode, Occupant, Op, Outcome, Owner};
 use crate::store::memory::{Asking, Delivery, Keyspace};
 
 const SECOND: u64 = 1_000_000;
@@ -295,6 +295,14 @@ fn s2_a_release_too_late_serves_the_queue() {
     assert_eq!(shop.key_status().0, Some("b:1".into()));
 }
 
+fn occupant(owner: &str) -> Arc<Occupant> {
+    Arc::new(Occupant {
+        owner: owner.into(),
+        mode: Mode::Exclusive,
+        others: 0,
+    })
+}
+
 /// An attempt on a free lock with somebody in the queue does not barge in.
 #[test]
 fn s2_a_free_lock_is_the_first_tickets() {
@@ -311,7 +319,8 @@ fn s2_a_free_lock_is_the_first_tickets() {
         Outcome::Busy {
             left,
             score,
-            entered: false
+            entered: false,
+            holder: Some(occupant("b:1")),
         }
     );
     assert_eq!(&*granted.expect("b stands").instance, "b");
@@ -459,7 +468,8 @@ fn w2_a_strangers_lock_has_no_ttl() {
         Outcome::Busy {
             left,
             score,
-            entered: true
+            entered: true,
+            holder: Some(occupant("stranger:0")),
         }
     );
     shop.with("stranger", Keyspace::unseize);

@@ -125,6 +125,7 @@ fn entered(score: u64) -> Outcome {
         left: Some(ms(30_000)),
         score: Some(score),
         entered: true,
+        holder: None,
     }
 }
 
@@ -153,7 +154,7 @@ fn m6_each_shared_lease_is_its_own_owner() {
         let verdict = key.told.iter().rev().find(|(told, _)| *told == who);
         matches!(
             verdict,
-            Some((_, Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost))))
+            Some((_, Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost(_)))))
         )
     };
     assert!(lost(&key, "b") && !lost(&key, "a"));

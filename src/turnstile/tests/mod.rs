@@ -13,6 +13,7 @@ mod property;
 mod purity;
 mod shutdown;
 mod spread;
+mod told;
 mod unconfirmed;
 mod wait_queue;
 mod waiting;

@@ -8,6 +8,7 @@ const BUSY: Outcome = Outcome::Busy {
     left: None,
     score: Some(0),
     entered: false,
+    holder: None,
 };
 
 /// Somebody waits, pauses for five seconds each time, and was told once that it is busy.
@@ -144,9 +145,10 @@ fn w7_a_caller_that_asks_once_does_not_subscribe() {
             left: None,
             score,
             entered: false,
+            holder: None,
         },
     );
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
     harness.freed();
     harness.silent();
 }

@@ -232,7 +232,7 @@ fn o4_a_new_connection_renews_and_then_enters_again() {
     let mut harness = Harness::new();
     let (_, owner) = harness.hold("a", fixed(1000).renewed(), 5);
     harness.down();
-    harness.feed(|turnstile, cx| turnstile.up_renew(cx));
+    harness.feed(|turnstile, cx| turnstile.up_renew(cx, false));
     let renew = harness.sent();
     let ttl = ms(1000);
     assert!(matches!(renew, Op::Renew { owner: of, ttl: to, .. } if (of, to) == (owner, ttl)));
@@ -387,7 +387,7 @@ fn o6_nothing_is_sent_after_lost() {
     harness.up(true);
     let renew = harness.sent();
     harness.reply(&renew, Outcome::Lost);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     harness.silent();
     assert!(harness.turnstile.is_idle());
     harness.finish(a);
@@ -412,7 +412,7 @@ fn o6_a_release_sent_twice_was_done_the_first_time() {
         harness.reply(&release, Outcome::Gone { held: false });
         let end = harness.ended("a");
         assert_eq!(matches!(end, LeaseEnd::Released), twice, "{end:?}");
-        assert_eq!(matches!(end, LeaseEnd::Lost), !twice, "{end:?}");
+        assert_eq!(matches!(end, LeaseEnd::Lost(_)), !twice, "{end:?}");
     }
 }
 

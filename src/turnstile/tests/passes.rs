@@ -78,7 +78,7 @@ fn f4_a_fixed_lease_whose_token_was_seen_ends_its_tenure() {
     harness.seal(b);
     harness.arrive("c", fixed(300));
     harness.wait_until(1400);
-    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
     harness.untold("c");
     assert!(matches!(harness.sent(), Op::Yield { .. }));
 }
@@ -303,6 +303,7 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
                             left,
                             score: Some(1),
                             entered: false,
+                            holder: None,
                         },
                     );
                     harness.grant(asker(&op), 1000, epoch);

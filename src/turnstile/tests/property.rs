@@ -332,12 +332,12 @@ impl Bench {
             )
             | (
                 Verdict::Waiter(WaiterVerdict::Refused(
-                    Refusal::Failed(_) | Refusal::Busy | Refusal::QueueFull,
+                    Refusal::Failed(_) | Refusal::Busy(_) | Refusal::QueueFull,
                 )),
                 Stage::Waiting,
             )
             | (
-                Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost)),
+                Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost(_))),
                 Stage::Holding | Stage::Closing | Stage::Finishing,
             )
             | (
@@ -424,6 +424,7 @@ impl Bench {
                     left,
                     score,
                     entered: false,
+                    holder: None,
                 },
             },
             Op::Withdraw { .. }
@@ -481,7 +482,7 @@ impl Bench {
     }
 
     fn up(&mut self, queue: bool) {
-        self.feed(|turnstile, cx| turnstile.up_renew(cx));
+        self.feed(|turnstile, cx| turnstile.up_renew(cx, false));
         self.down = false;
         self.feed(|turnstile, cx| turnstile.up(cx, queue));
     }

@@ -143,7 +143,7 @@ fn o6_a_lease_whose_work_is_to_end_is_renewed_until_then() {
     harness.wait_until(1600);
     let renew = harness.sent();
     harness.reply(&renew, Outcome::Lost);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     assert!(harness.turnstile.is_idle());
 }
 

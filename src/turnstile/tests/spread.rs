@@ -145,7 +145,7 @@ fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
 
     registry.feed_all(|turnstile, cx| turnstile.down(cx, &broken()));
     registry.run(ms(800));
-    registry.feed_all(Turnstile::up_renew);
+    registry.feed_all(|turnstile, cx| turnstile.up_renew(cx, false));
     registry.feed_all(|turnstile, cx| turnstile.up(cx, true));
     registry.assert_spread("a new connection");
 

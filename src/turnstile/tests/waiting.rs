@@ -55,6 +55,7 @@ fn w2_about_every_ten_seconds_the_ticket_asks() {
                     left,
                     score,
                     entered: false,
+                    holder: None,
                 },
             );
             let asked = harness.now;
@@ -115,7 +116,7 @@ fn w3_a_fixed_lease_that_wants_less_ends_at_its_own_deadline() {
     assert!(harness.take(b));
     harness.silent();
     harness.wait_until(1200);
-    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
     assert!(matches!(harness.sent(), Op::Release { .. }));
 }
 
@@ -198,6 +199,7 @@ fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
                 left,
                 score: None,
                 entered: false,
+                holder: None,
             },
         );
         harness.wait_until(at - 1);
@@ -224,9 +226,10 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
             left,
             score: None,
             entered: false,
+            holder: None,
         },
     );
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
     harness.untold("b");
     let second = harness.sent();
     assert!(matches!(second, Op::Attempt { .. }));
@@ -241,11 +244,11 @@ fn w5_once_does_not_overtake_the_line() {
     harness.arrive("a", fixed(1000));
     let enter = harness.sent();
     harness.arrive("b", fixed(1000).once());
-    assert!(matches!(harness.refused("b"), Refusal::Busy));
+    assert!(matches!(harness.refused("b"), Refusal::Busy(_)));
     harness.reply(&enter, Outcome::Won { epoch: 5 });
     harness.granted("a");
     harness.arrive("c", fixed(1000).once());
-    assert!(matches!(harness.refused("c"), Refusal::Busy));
+    assert!(matches!(harness.refused("c"), Refusal::Busy(_)));
 }
 
 /// The wait is over: any waiter is told Busy, or what was wrong with the store.
@@ -258,7 +261,7 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     harness.wait_until(1499);
     harness.untold("a");
     harness.wait_until(1500);
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
     assert_eq!(harness.sent(), withdrawal(&enter));
 
     let mut harness = Harness::new();
@@ -317,7 +320,7 @@ fn a_first_answer_that_is_late_counts() {
     let enter = harness.sent();
     harness.wait_until(1500);
     harness.reply(&enter, busy(5000, 1));
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
 }
 
 /// Nothing is asked for one who comes while a ticket of its registry is in the queue: the answer is known.
@@ -331,8 +334,8 @@ fn a_waiter_that_joins_others_is_busy_at_the_end_of_its_own_wait() {
     harness.arrive("after it", fixed(1000).until(1100));
     harness.silent();
     harness.wait_until(1100);
-    assert!(matches!(harness.refused("with it"), Refusal::Busy));
-    assert!(matches!(harness.refused("after it"), Refusal::Busy));
+    assert!(matches!(harness.refused("with it"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("after it"), Refusal::Busy(_)));
     // It is asked again, and does not answer any more.
     harness.wait_until(6050);
     harness.sent();
@@ -353,8 +356,8 @@ fn a_waiter_behind_a_local_holder_is_busy_at_the_end_of_its_wait() {
     harness.granted("a");
     harness.arrive("after", fixed(1000).until(1100));
     harness.wait_until(1100);
-    assert!(matches!(harness.refused("before"), Refusal::Busy));
-    assert!(matches!(harness.refused("after"), Refusal::Busy));
+    assert!(matches!(harness.refused("before"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("after"), Refusal::Busy(_)));
 }
 
 /// More than the queue may hold are refused, at once.
@@ -407,11 +410,12 @@ fn a_pause_without_end_is_no_fault() {
         left: None,
         score: None,
         entered: false,
+        holder: None,
     };
     harness.reply(&attempt, busy);
     harness.wait_until(6000);
     harness.silent();
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
 }
 
 /// The store was away, and somebody waits in the queue for when it would be back. A caller that asks once heard "busy", as if

@@ -64,7 +64,7 @@ fn unknown_neither_loses_nor_prolongs() {
     assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
     harness.untold("a");
     harness.wait_until(1889);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
 }
 
 /// A new connection renews at once, and the watchdog goes on a third of the ttl after that.
@@ -126,7 +126,7 @@ fn at_most_so_many_renewals() {
     harness.silent();
     harness.untold("a");
     harness.wait_until(2489);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
 }
 
 /// The renewal of a new connection (O4) was refused, and that gave the watchdog one more than it was
@@ -199,7 +199,7 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
     harness.wait_until(5947);
     harness.silent();
     harness.wait_until(5948);
-    assert!(matches!(harness.ended("b"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
 }
 
 /// A connection that broke again and again prolonged a bounded lease without end: each new connection renews, and those
@@ -237,7 +237,10 @@ fn a_wire_that_breaks_often_prolongs_no_bounded_lease() {
     harness.wait_until(2188);
     harness.silent();
     harness.wait_until(2200);
-    while !matches!(harness.lease_told("a"), LeaseVerdict::Ended(LeaseEnd::Lost)) {}
+    while !matches!(
+        harness.lease_told("a"),
+        LeaseVerdict::Ended(LeaseEnd::Lost(_))
+    ) {}
 }
 
 /// Somebody else has the key: the holder is told at once, not at its deadline.
@@ -248,7 +251,7 @@ fn a_renewal_that_finds_another_loses_the_lease() {
     harness.wait_until(1300);
     let renew = harness.sent();
     harness.reply(&renew, Outcome::Lost);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     // O6: after Lost nothing is sent.
     harness.silent();
 }
@@ -330,7 +333,7 @@ fn a_late_renewal_is_told_once_and_before_the_deadline() {
         harness.wait_until(1888);
         harness.untold("a");
         harness.wait_until(1889);
-        assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+        assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
     }
 }
 
@@ -376,7 +379,7 @@ fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
     harness.hold("a", fixed(900), 5);
     harness.down();
     harness.wait_until(1889);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
 
     let mut harness = Harness::new();
     harness.hold("a", fixed(900).renewed_at_most(1), 5);
@@ -385,7 +388,7 @@ fn a_lease_that_just_ends_is_not_told_of_a_late_renewal() {
     harness.reply(&renew, Outcome::Renewed);
     prolonged(&mut harness, "a");
     harness.wait_until(2189);
-    assert!(matches!(harness.ended("a"), LeaseEnd::Lost));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Lost(_)));
 }
 
 /// W3: what is renewed as soon as it is taken is late by what its ticket brought, and not by its own ttl.
@@ -467,7 +470,7 @@ fn g4_a_renewal_that_was_too_late_to_send_is_not_hammered() {
     }
     assert!((3..=6).contains(&tries), "{tries}");
     harness.wait_until(1889);
-    while !matches!(harness.ended("a"), LeaseEnd::Lost) {}
+    while !matches!(harness.ended("a"), LeaseEnd::Lost(_)) {}
 
     // It is served all the same, as soon as it can.
     let mut harness = Harness::new();

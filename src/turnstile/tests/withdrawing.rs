@@ -42,7 +42,7 @@ fn g3_a_withdrawal_is_sent_at_once() {
     let enter = harness.sent();
     harness.reply(&enter, busy(60_000, 7));
     harness.wait_until(1500);
-    assert!(matches!(harness.refused("a"), Refusal::Busy));
+    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
     assert_eq!(harness.sent(), withdrawal(&enter));
 }
 
@@ -151,9 +151,10 @@ fn g3_a_caller_that_asks_once_does_not_take_over_the_ticket() {
             left: None,
             score: None,
             entered: false,
+            holder: None,
         },
     );
-    assert!(matches!(harness.refused("b"), Refusal::Busy));
+    assert!(matches!(harness.refused("b"), Refusal::Busy(_)));
     assert!(harness.turnstile.is_idle());
 }
 

@@ -298,6 +298,7 @@ fn m4_an_attempt_that_becomes_a_ticket_tells_what_was_not_served() {
             left: None,
             score: None,
             entered: false,
+            holder: None,
         };
         let reply = Reply::Done {
             at: 1,

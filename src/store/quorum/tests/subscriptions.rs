@@ -94,6 +94,7 @@ fn busy(score: Option<u64>) -> Outcome {
         left,
         score,
         entered: false,
+        holder: None,
     }
 }
 

@@ -71,12 +71,13 @@ fn a_reply_is_read_op_by_op() {
             left,
             score,
             entered: false,
+            holder: Some(exclusive("a1:7")),
         })
     };
     // Plain wins follow each other from the server's time on.
     let jobs = [take(), release(), enter(), release(), enter(), take()];
     assert_eq!(
-        read(&jobs, "5 9 + 1 + 0 busy:29:42 77"),
+        read(&jobs, "5 9 + 1 + 0 busy:29:42::::a1:7 77"),
         Some(vec![
             won(9),
             gone(true),
@@ -88,7 +89,7 @@ fn a_reply_is_read_op_by_op() {
     );
     let jobs = [take(), enter(), release(), take()];
     assert_eq!(
-        read(&jobs, "5 9 busy:-1: more more stale"),
+        read(&jobs, "5 9 busy:-1:::::a1:7 more more stale"),
         Some(vec![
             busy(None, None),
             RequestReply::More,
@@ -108,6 +109,62 @@ fn a_reply_is_read_op_by_op() {
     );
 }
 
+fn exclusive(owner: &str) -> Arc<Occupant> {
+    occupant(owner, Mode::Exclusive, 0)
+}
+
+fn occupant(owner: &str, mode: Mode, others: u64) -> Arc<Occupant> {
+    Arc::new(Occupant {
+        owner: owner.into(),
+        mode,
+        others,
+    })
+}
+
+/// G8. What a foreign lock has in it comes beside the words, since it need not be a text.
+#[test]
+fn g8_a_busy_answer_names_the_holder() {
+    let (owner, ttl) = (Owner::exclusive(1), TTL);
+    let take = || [job(Op::Attempt { owner, ttl })];
+    let named = |reply: Value| {
+        let told = read_reply(5, &take(), reply).expect("a reply to this call");
+        match &told.replies[..] {
+            [
+                RequestReply::Done(Outcome::Busy { holder, .. })
+                | RequestReply::DoneUnserved(Outcome::Busy { holder, .. }),
+            ] => holder.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let permits = Mode::Permits {
+        limit: 8,
+        weight: 2,
+    };
+    for (text, expected) in [
+        ("busy:9:::::a:b~c:7", Some(exclusive("a:b~c:7"))),
+        ("busy:9:::r:3:a1:7", Some(occupant("a1:7", Mode::Shared, 3))),
+        ("busy:9:1:+:2/8:5:a1:7&", Some(occupant("a1:7", permits, 5))),
+        // Nobody has it yet, or what a foreign lock has in it is empty.
+        ("busy:9:1:+:::", None),
+    ] {
+        assert_eq!(named(word(&format!("5 9 {text}"))), expected, "{text}");
+    }
+    let beside = |owner: &[u8]| {
+        let fields = vec![
+            word("busy"),
+            word("busy:9:::::"),
+            Value::BulkString(owner.to_vec()),
+        ];
+        named(Value::Array(vec![
+            word("5"),
+            word("9"),
+            Value::Array(fields),
+        ]))
+    };
+    assert_eq!(beside(b"by hand & foot"), Some(exclusive("by hand & foot")));
+    assert_eq!(beside(b"\xff\0x"), Some(exclusive("\u{fffd}\0x")));
+}
+
 #[test]
 fn a_reply_that_does_not_fit_its_call_is_rejected() {
     let (owner, ttl, within) = (Owner::exclusive(1), TTL, TTL);
@@ -125,9 +182,15 @@ fn a_reply_that_does_not_fit_its_call_is_rejected() {
         "5 9 x",
         "5 9 -1",
         "5 9 busy:1",
-        "5 9 busy:x:",
-        "5 9 busy:1:x",
-        "5 9 busy:1:-1",
+        "5 9 busy:1:1",
+        "5 9 busy:1:1:::",
+        "5 9 busy:x:::::a1:7",
+        "5 9 busy:1:x::::a1:7",
+        "5 9 busy:1:-1::::a1:7",
+        "5 9 busy:1:1:x:::a1:7",
+        "5 9 busy:1:1::x::a1:7",
+        "5 9 busy:1:1::1/::a1:7",
+        "5 9 busy:1:1:::-1:a1:7",
         "5 9 not-old",
         "5 9 lost",
         "x 9 +",
@@ -141,7 +204,7 @@ fn a_reply_that_does_not_fit_its_call_is_rejected() {
         "5 9 +",
         "5 9 stale",
         "5 9 77",
-        "5 9 busy:1:1",
+        "5 9 busy:1:1::::a1:7",
         "5 9 lost",
     ] {
         assert_eq!(read_reply(5, &[release()], word(wrong)), None, "{wrong:?}");
@@ -161,7 +224,7 @@ fn a_reply_that_does_not_fit_its_call_is_rejected() {
         (&renew, "0"),
         (&renew, "more"),
         (&adopt, "+"),
-        (&adopt, "busy:1:"),
+        (&adopt, "busy:1:::::a1:7"),
         (&adopt, "more"),
         (&r#yield, "+"),
         (&r#yield, "stale"),
@@ -273,9 +336,10 @@ fn value() -> impl Strategy<Value = Value> {
         "5",
         "77",
         "+",
-        "busy:1:2",
-        "busy:-1:",
+        "busy:1:2:+:r:3:a1:7",
+        "busy:-1::::::",
         "busy::",
+        "busy",
         "not-old",
         "lost",
         "stale",
@@ -366,7 +430,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_like_a_reply_in_one_text_panics(ops in ops(), text in "(5|6|) [0-9]{0,20}( -?[0-9]{1,20}| \\+| busy:[0-9-]{0,20}:[0-9]{0,20}| x|  ){0,5}") {
+    fn nothing_like_a_reply_in_one_text_panics(ops in ops(), text in "(5|6|) [0-9]{0,20}( -?[0-9]{1,20}| \\+| busy:[0-9-]{0,20}:[0-9]{0,20}(:\\+?:(r|2/3|x)?:[0-9]{0,20}:[a:1&]{0,4})?| x|  ){0,5}") {
         let jobs: Vec<_> = ops.iter().cloned().map(job).collect();
         let read = read_reply(5, &jobs, Value::BulkString(text.clone().into()));
         prop_assert!(read.is_none() || text.starts_with("5"), "{text}");

@@ -1,10 +1,12 @@
 //! Taking, renewing and looking at locks that nobody waits for.
 
+use std::sync::Arc;
+
 use super::registry::{
     HELD, NOT_HELD, Registry, TTL, attempt, enter, refused, release, renew, won,
 };
 use super::support::RedisServer;
-use crate::store::contract::Outcome;
+use crate::store::contract::{Mode, Occupant, Outcome};
 
 #[tokio::test]
 async fn a_lock_is_taken_released_and_taken_again() {
@@ -39,6 +41,11 @@ async fn a_foreign_lock_is_respected_with_and_without_ttl() {
         left: None,
         score: None,
         entered: false,
+        holder: Some(Arc::new(Occupant {
+            owner: "somebody else".into(),
+            mode: Mode::Exclusive,
+            others: 0,
+        })),
     };
     assert_eq!(one.outcome("k", attempt(1)).await, busy);
     assert_eq!(one.outcome("k", release(1)).await, NOT_HELD);

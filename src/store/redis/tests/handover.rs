@@ -136,14 +136,16 @@ async fn s2_a_free_lock_goes_to_the_ticket_before_ours() {
     server.del("lock:k");
     // It may not overtake, and brings the one before it to its right.
     let busy = one.outcome("k", attempt(1)).await;
-    assert_eq!(
-        busy,
-        Outcome::Busy {
-            left: Some(TTL),
-            score: None,
-            entered: false
-        }
-    );
+    let Outcome::Busy {
+        left: Some(TTL),
+        score: None,
+        entered: false,
+        holder: Some(holder),
+    } = busy
+    else {
+        panic!("{busy:?}")
+    };
+    assert_eq!(*holder.owner, two.text(1), "who has just been given it");
     assert_eq!(two.granted().await.1.owner, Owner::exclusive(1));
     assert_eq!(server.get("lock:k"), Some(two.text(1)));
 }

@@ -60,8 +60,8 @@ fn cluster(request: &Request) -> Option<Vec<u8>> {
 /// The lock is another's, and whoever enters gets a place.
 fn busy(request: &Request) -> Option<Vec<u8>> {
     let word = match request.is_call().then(|| request.letters())? {
-        "A" => "busy:30000:".to_owned(),
-        "E" => format!("busy:30000:{PLACE}"),
+        "A" => "busy:30000:::::x:1".to_owned(),
+        "E" => format!("busy:30000:{PLACE}::::x:1"),
         _ => return None,
     };
     let word = format!("${}\r\n{word}\r\n", word.len());
