@@ -13,6 +13,8 @@ mod keeper;
 mod ports;
 #[path = "../../tests/support/postgres.rs"]
 mod postgres;
+#[path = "../../tests/support/shown.rs"]
+mod shown;
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 
 use super::ports::Port;
-use super::server::{RedisServer, Tls};
+use super::server::RedisServer;
+use super::shown::Tls;
 use super::{Program, Proxy, wait_until_blocking};
 
 /// What the nodes may take to agree on something.

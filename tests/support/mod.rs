@@ -15,6 +15,7 @@
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
 //! | `preload.rs` | how does a test get look-ups of names that are slow, or a name with two addresses? |
+//! | `shown.rs` | what does a server that speaks TLS show? |
 //! | `steady.rs` | what if the machine stands still in a test that measures time? |
 //! | `ports.rs` | which port may a test listen on? |
 //! | `lock_server.rs` | how does a test run on every kind of server? (It stands by itself.) |
@@ -43,6 +44,7 @@ mod redirect;
 mod rights;
 mod sentinel;
 mod server;
+mod shown;
 mod steady;
 
 use std::fmt::Display;
@@ -58,7 +60,8 @@ pub use program::Program;
 pub use proxy::{Proxy, Way};
 pub use rights::{least_rights, least_rights_at_sentinels};
 pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
-pub use server::{ClientRow, RedisServer, RedisServerBuilder, Tls};
+pub use server::{ClientRow, RedisServer, RedisServerBuilder};
+pub use shown::Tls;
 pub use steady::{on_a_steady_machine, on_a_steady_machine_blocking};
 
 /// Between two looks at a condition that nobody announces.

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::keeper::Process;
 use super::ports::Port;
-use super::server::Tls;
+use super::shown::Tls;
 
 /// How long a server may take to start, to end, or to answer this harness.
 const PATIENCE: Duration = Duration::from_secs(30);

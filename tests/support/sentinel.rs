@@ -13,7 +13,8 @@ use super::keeper::Process;
 use super::ports::Port;
 use super::process::wait_until_stopped;
 use super::program::Program;
-use super::server::{RedisServer, Tls};
+use super::server::RedisServer;
+use super::shown::Tls;
 use super::wait_until_blocking;
 
 /// How long it may take until all know each other, and a fail-over.

@@ -14,6 +14,7 @@ use super::keeper::Process;
 use super::ports::Port;
 use super::process::wait_until_stopped;
 use super::program::Program;
+use super::shown::Tls;
 use super::within;
 
 /// How long a server may take to start, to end, or to answer this harness.
@@ -42,15 +43,6 @@ pub struct RedisServerBuilder {
     program: Program,
     config: Vec<String>,
     tls: Option<Tls>,
-}
-
-/// What a server that speaks TLS shows, in PEM, and from whom.
-#[derive(Clone, Debug)]
-pub struct Tls {
-    pub certificate: String,
-    pub key: String,
-    /// Whose certificates it believes; `None`: it asks clients for none.
-    pub clients: Option<String>,
 }
 
 impl RedisServerBuilder {

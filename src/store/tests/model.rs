@@ -332,7 +332,7 @@ impl<S: Server> History<'_, S> {
             if let Some(named) = holder(&outcome) {
                 // G8: of those that end first the same, but that a server may have given them the lock one after the other.
                 let models = holder(&applied.answer.outcome).expect("somebody has it");
-                let status = self.model.inspect(&prefix, asking.key, self.now);
+                let status = self.model.inspect(&prefix, asking.key, self.now, &|_| true);
                 let left = |owner: &str| {
                     let has_it = |it: &&Holder| *it.name == *owner && it.mode == named.mode;
                     status.holders.iter().find(has_it).expect("it has it").left
