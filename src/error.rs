@@ -10,9 +10,8 @@ use crate::{Holder, LossCause, Token};
 /// "Not acquired in time", "lost", "queue full", "closed" and "the store did not answer" call for different reactions,
 /// so each is a variant.
 ///
-/// Its `Display` does not repeat its [`source`](Error::source), which is the [`StoreError`] of
-/// [`LockError::Store`] and `None` for the others. To log what the store said, log the whole chain, as `{:#}` of
-/// `anyhow` does.
+/// Its `Display` has the reason in one line, also what the store said, so its [`source`](Error::source) is always `None`.
+/// The [`StoreError`] itself is in [`LockError::Store`].
 ///
 /// # Examples
 ///
@@ -150,13 +149,14 @@ pub enum LockError {
         reason: &'static str,
     },
     /// The store did not answer, or refused.
-    #[error("store request for lock {key:?} failed")]
+    // Raw, the derive does not take it for the error's `source()`: the text has it.
+    #[error("store request for lock {key:?} failed: {}", chain(r#source))]
     #[non_exhaustive]
     Store {
         /// The name of what is locked.
         key: Arc<str>,
         /// What the store said.
-        source: StoreError,
+        r#source: StoreError,
     },
 }
 
@@ -238,6 +238,17 @@ impl BuildError {
     pub fn reason(&self) -> &'static str {
         self.reason
     }
+}
+
+/// An error and its causes, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut told = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        told += &format!(": {error}");
+        cause = error.source();
+    }
+    told
 }
 
 /// How long a caller waited, in words and whole milliseconds.
@@ -329,17 +340,6 @@ impl Error for StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// As `{:#}` of `anyhow` has it.
-    fn chain(error: &dyn Error) -> String {
-        let mut told = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            told += &format!(": {error}");
-            cause = error.source();
-        }
-        told
-    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("the roof leaks")]
@@ -442,12 +442,12 @@ mod tests {
             ),
             (
                 store(StoreError::new("it broke")),
-                "store request for lock \"k\" failed",
+                "store request for lock \"k\" failed: it broke",
                 true,
             ),
             (
                 store(StoreError::lasting("no right")),
-                "store request for lock \"k\" failed",
+                "store request for lock \"k\" failed: no right",
                 false,
             ),
         ];
@@ -459,10 +459,8 @@ mod tests {
                 matches!(error, LockError::QueueFull { .. })
             );
             assert_eq!(error.is_closed(), matches!(error, LockError::Closed { .. }));
-            assert_eq!(
-                error.source().is_some(),
-                matches!(error, LockError::Store { .. })
-            );
+            // The text has it.
+            assert!(error.source().is_none());
         }
     }
 }
