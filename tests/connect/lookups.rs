@@ -102,16 +102,20 @@ async fn a_look_up_that_takes_longer_than_the_time_to_connect_is_named() {
 fn forward(from: &str, to: u16) {
     let listener = TcpListener::bind(from).unwrap();
     thread::spawn(move || {
-        for client in listener.incoming() {
-            let (Ok(mut client), Ok(mut server)) = (client, TcpStream::connect(("127.0.0.1", to)))
-            else {
-                return;
-            };
-            let (mut back, mut forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-            thread::spawn(move || std::io::copy(&mut client, &mut forth));
-            thread::spawn(move || std::io::copy(&mut server, &mut back));
+        for client in listener.incoming().map_while(Result::ok) {
+            relay(client, to);
         }
     });
+}
+
+/// Sends what comes on one connection on to a server, and back.
+pub(crate) fn relay(mut client: TcpStream, to: u16) {
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", to)) else {
+        return;
+    };
+    let (mut back, mut forth) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+    thread::spawn(move || std::io::copy(&mut client, &mut forth));
+    thread::spawn(move || std::io::copy(&mut server, &mut back));
 }
 
 /// A service of containers has one name for a primary and its replicas. Whichever answered first was taken, at each

@@ -148,6 +148,32 @@ async fn such_a_proxy_before_one_server_works_by_polling() {
     .await;
 }
 
+/// Somebody accepts the first connection and never speaks, as an address does whose server has just gone.
+#[tokio::test]
+async fn an_attempt_that_hangs_does_not_keep_the_next_from_trying() {
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let to = server.port();
+        thread::spawn(move || {
+            let (silent, _) = listener.accept().unwrap();
+            for client in listener.incoming().map_while(Result::ok) {
+                crate::lookups::relay(client, to);
+            }
+            drop(silent);
+        });
+        let url = format!("redis://127.0.0.1:{port}/?connect_timeout=6");
+        let begin = std::time::Instant::now();
+        let locks = lazy(&format!("{url}&response_timeout=500ms"));
+        let lease = locks.obtain("k").lease_once().await.unwrap().unwrap();
+        let took = begin.elapsed();
+        assert!(took >= ms(1900) && took < ms(5900), "{took:?}");
+        lease.release().await.unwrap();
+    })
+    .await;
+}
+
 /// It ends each connection after a second of silence, and a renewal comes every ten.
 #[tokio::test]
 async fn a_proxy_that_ends_idle_connections_costs_no_lease() {
