@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::authority::Authority;
 use crate::program::{LOCKSTREAM, run};
-use crate::support::{RedisServer, on_a_steady_machine_blocking};
+use crate::support::{PgBouncer, PgServer, RedisServer, on_a_steady_machine_blocking};
 
 /// Files of PEM in a folder.
 struct Pems(tempfile::TempDir);
@@ -179,4 +179,41 @@ fn a_pooler_is_of_postgresql_and_its_password_is_no_argument() {
         code("redis://127.0.0.1:1/", &["--pooled", "postgres://h/"]),
         Some(64)
     );
+}
+
+/// The same flags, whatever the server is.
+#[test]
+fn postgresql_takes_the_same_flags() {
+    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
+    let tls = ours.sign(&["locks.example"]).serving(None);
+    let server = PgServer::builder().tls(tls).start();
+    let url = format!("postgres://postgres@localhost:{}/postgres", server.port());
+    let pems = Pems::new();
+    let (ca, other) = (
+        pems.write("ca", &ours.pem),
+        pems.write("other", &theirs.pem),
+    );
+    let named = ["--ca-file", &ca, "--server-name", "locks.example"];
+    assert_eq!(code(&url, &named), Some(0));
+    assert_eq!(code(&url, &["--ca-file", &ca]), Some(69));
+    let foreign = ["--ca-file", &other, "--server-name", "locks.example"];
+    assert_eq!(code(&url, &foreign), Some(69));
+    let done = run(&url, ["ls", "--danger-accept-invalid-certificates"]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert!(
+        done.err.contains("warning: the certificate"),
+        "{}",
+        done.err
+    );
+
+    // Through a pooler, and all of it handed on.
+    let server = PgServer::start();
+    let pooler = PgBouncer::to(&server, 2);
+    let flags = ["--prefix", "shop", "--name", "outer", "--pooled"];
+    let (pooled, flags) = (pooler.url(), &flags[..]);
+    let held = [&["run", "--pass-url", "k"], flags, &[&pooled]].concat();
+    let held = [&held[..], &["--", LOCKSTREAM, "ls"]].concat();
+    let done = run(&server.url(), held);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert!(done.out.starts_with("k\touter~"), "{}", done.out);
 }

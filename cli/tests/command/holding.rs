@@ -267,3 +267,29 @@ fn a_reader_is_held_in_the_foreground() {
     both.iter().for_each(|reader| reader.expect("k\t"));
     assert!(!is_free(&url));
 }
+
+/// Readers and permits are left as exclusive leases are.
+#[test]
+fn who_shares_a_lock_may_leave_it_too() {
+    let (redis, postgres) = (RedisServer::start(), PgServer::start());
+    for url in [redis.url(), postgres.url()] {
+        let one_of_two = ["--permits", "2"];
+        let (first, second) = (hold(&url, &one_of_two), hold(&url, &one_of_two));
+        let another = ["run", "-n", "--permits", "2", "k", "--", "true"];
+        assert_eq!(run(&url, another).code, Some(75));
+        let renewed = run(&url, ["renew", first.trim()]);
+        assert_eq!(renewed.code, Some(0), "{}", renewed.err);
+        assert_eq!(run(&url, ["release", renewed.out.trim()]).code, Some(0));
+        assert_eq!(run(&url, another).code, Some(0));
+        // The line before the renewal stands for nothing.
+        assert_eq!(run(&url, ["release", first.trim()]).code, Some(76));
+        assert_eq!(run(&url, ["release", second.trim()]).code, Some(0));
+
+        let reader = hold(&url, &["--shared"]);
+        assert!(!is_free(&url));
+        let beside = ["run", "-n", "--shared", "k", "--", "true"];
+        assert_eq!(run(&url, beside).code, Some(0));
+        assert_eq!(run(&url, ["release", reader.trim()]).code, Some(0));
+        assert!(is_free(&url));
+    }
+}
