@@ -464,6 +464,8 @@ fn every_option_of_a_url_is_on_its_page() {
     let files = [
         "url.rs",
         "redis/endpoint.rs",
+        "redis/options.rs",
+        "postgres/options.rs",
         "redis/sentinel.rs",
         "postgres/address.rs",
     ];

@@ -6,7 +6,7 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{self, Host, LoadBalanceHosts, SslNegotiation, TargetSessionAttrs};
 
 use super::fault::{Address, Fault};
-use super::options::{self, Probing, SslMode, UrlSecurity, UrlSettings, Wanted};
+use super::options::{self, Probing, SslMode, StoreOptions, UrlSecurity, Wanted};
 use super::secure::Security;
 use super::socket::Site;
 use crate::store::credentials::Newest;
@@ -36,7 +36,7 @@ pub(super) struct Endpoint {
 
 impl Endpoint {
     /// Reads `postgres://[user[:password]@]host[:port][,host[:port]][/database][?options]`.
-    pub(super) fn parse(url: &str) -> Result<(Self, UrlSettings), Fault> {
+    pub(super) fn parse(url: &str) -> Result<(Self, StoreOptions), Fault> {
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let (scheme, rest) = base.split_once("://").unwrap_or(("", base));
         if !["postgres", "postgresql"].contains(&&*scheme.to_ascii_lowercase()) {
@@ -53,9 +53,9 @@ impl Endpoint {
     }
 
     /// The outer error is about the text, the inner one about what it says.
-    fn read(base: &str, query: &str) -> Result<Result<(Self, UrlSettings), Fault>, String> {
+    fn read(base: &str, query: &str) -> Result<Result<(Self, StoreOptions), Fault>, String> {
         let mut options = UrlOptions::parse(query)?;
-        let settings = UrlSettings {
+        let settings = StoreOptions {
             registry: options.take_registry()?,
             schema: options.take(&["lock_schema"])?,
             schema_owner: options.take(&["schema_owner"])?,

@@ -13,7 +13,7 @@ use crate::store::url::UrlOptions;
 
 /// What a url says beside where the server is.
 #[derive(Clone, Debug, Default)]
-pub(super) struct UrlSettings {
+pub(super) struct StoreOptions {
     pub(super) registry: RegistryOptions,
     pub(super) schema: Option<String>,
     pub(super) schema_owner: Option<String>,
@@ -23,7 +23,7 @@ pub(super) struct UrlSettings {
     pub(super) is_pooler: bool,
 }
 
-impl UrlSettings {
+impl StoreOptions {
     /// Whether anything is said that is not for the url of a pooler.
     pub(super) fn is_of_a_store(&self) -> bool {
         let is_said = [&self.schema, &self.schema_owner, &self.pooled];

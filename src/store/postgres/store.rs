@@ -10,7 +10,7 @@ use super::address::Endpoint;
 use super::backend::PostgresBackend;
 use super::call;
 use super::fault::Fault;
-use super::options::UrlSettings;
+use super::options::StoreOptions;
 use super::schema;
 use crate::StoreError;
 use crate::operation::Operation;
@@ -121,7 +121,7 @@ impl PostgresStore {
     /// ties your version of `tokio-postgres` to ours.
     pub fn from_config(config: tokio_postgres::Config) -> PostgresStoreBuilder {
         let endpoint = Endpoint::new(config);
-        PostgresStoreBuilder::new(endpoint.map(|endpoint| (endpoint, UrlSettings::default())))
+        PostgresStoreBuilder::new(endpoint.map(|endpoint| (endpoint, StoreOptions::default())))
     }
 
     /// Makes the schema if it is not there, and sets the quiet time if the builder was told one. Idempotent; of several
@@ -213,7 +213,7 @@ pub struct PostgresStoreBuilder {
 }
 
 impl PostgresStoreBuilder {
-    fn new(endpoint: Result<(Endpoint, UrlSettings), Fault>) -> Self {
+    fn new(endpoint: Result<(Endpoint, StoreOptions), Fault>) -> Self {
         #[cfg(feature = "tls-rustls")]
         let tls = match &endpoint {
             Ok((endpoint, _)) => endpoint.tls().clone(),
@@ -235,7 +235,7 @@ impl PostgresStoreBuilder {
                 };
                 (Ok(settings), url)
             }
-            Err(fault) => (Err(fault), UrlSettings::default()),
+            Err(fault) => (Err(fault), StoreOptions::default()),
         };
         let mut builder = Self {
             settings,

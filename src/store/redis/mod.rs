@@ -3,7 +3,8 @@
 //! | file | what is in it |
 //! |---|---|
 //! | `store` | the public store and its builder |
-//! | `endpoint`, `stream`, `../tls` | how one server is named in a url, and connected to |
+//! | `endpoint`, `options`, `../url` | how one server is named in a url |
+//! | `stream`, `../tls` | how one server is connected to |
 //! | `credentials` | user and password that change while the store is in use |
 //! | `topology`, `sentinel`, `cluster`, `slots` | which servers there are, and which one has a key |
 //! | `backend` | Redis as the driver (`../driver`) sees it |
@@ -28,6 +29,7 @@ mod incoming;
 mod keys;
 mod link;
 mod login;
+mod options;
 mod primary;
 mod replicas;
 mod reply;
