@@ -131,7 +131,7 @@ const URLS: &[(&str, &str)] = &[
     ),
     (
         "postgresql://[2001:db8::1234]/database",
-        "2001:db8::1234:5432, db database, verified",
+        "[2001:db8::1234]:5432, db database, verified",
     ),
     (
         "postgresql:///dbname?host=/var/lib/postgresql",

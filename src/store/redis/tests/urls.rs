@@ -34,6 +34,14 @@ fn users() -> impl Strategy<Value = (Option<String>, String)> {
     (option::of(".{1,8}"), ".{1,12}")
 }
 
+/// An IPv6 address has colons of its own.
+fn shown(host: &str, port: u16) -> String {
+    match host.contains(':') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
 fn port_of(port: Option<u16>) -> String {
     port.map_or_else(String::new, |port| format!(":{port}"))
 }
@@ -74,7 +82,7 @@ proptest! {
         prop_assert_eq!(settings.username(), name.as_deref());
         prop_assert_eq!(settings.password(), password.as_deref());
         prop_assert_eq!(settings.db(), db.unwrap_or(0));
-        prop_assert_eq!(format!("{endpoint:?}"), format!("Endpoint(\"{host}:{port}\")"));
+        prop_assert_eq!(format!("{endpoint:?}"), format!("Endpoint(\"{}\")", shown(&host, port)));
     }
 
     #[test]
@@ -102,8 +110,8 @@ proptest! {
         prop_assert_eq!(settings.username(), name.as_deref());
         prop_assert_eq!(settings.password(), password.as_deref());
         prop_assert_eq!(settings.db(), db.unwrap_or(0));
-        let all: Vec<_> = all.iter().map(|((_, host), port)| format!("{host}:{}", port.unwrap_or(26379))).collect();
-        let shown = format!("{}/{service}", all.join(","));
-        prop_assert_eq!(&*sentinels.server.address, &shown);
+        let all: Vec<_> = all.iter().map(|((_, host), port)| shown(host, port.unwrap_or(26379))).collect();
+        let told = format!("{}/{service}", all.join(","));
+        prop_assert_eq!(&*sentinels.server.address, &told);
     }
 }
