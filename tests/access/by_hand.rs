@@ -51,9 +51,10 @@ async fn a_key_is_looked_at_and_freed() {
     for key in server.keys("*") {
         assert!(PAGE.contains(&format!("| `{key}` |")), "{key}");
     }
-    let [get, pttl, queue, del] = &commands()[..] else {
+    let [kind, get, members, pttl, queue, del] = &commands()[..] else {
         panic!("{:?}", commands())
     };
+    assert_eq!(server.ask::<String>(kind), "string");
     let owner: String = server.ask(get);
     let (instance, number) = owner.split_once(':').expect("<registry>:<number>");
     assert!(number.parse::<u64>().is_ok(), "{owner}");
@@ -78,6 +79,23 @@ async fn a_key_is_looked_at_and_freed() {
     assert!(next.is_valid() && server.exists("lock:order:42"));
     next.release().await.unwrap();
     assert_eq!(server.keys("*"), ["lock:~fence"]);
+
+    // Readers and permits are in a set.
+    let cases = [
+        (holding.obtain("order:42").shared(), ""),
+        (holding.obtain("order:42").permits(4), " 1/4"),
+    ];
+    for (lock, suffix) in cases {
+        let lease = lock.ttl(ttl).lease().await.unwrap();
+        assert_eq!(server.ask::<String>(kind), "zset");
+        let in_it: Vec<String> = server.ask(members);
+        let owner = lease.owner().unwrap();
+        assert_eq!(in_it.len(), 2, "{in_it:?}");
+        assert_eq!(in_it[0], owner + suffix);
+        assert!(in_it[1].parse::<u64>().is_ok(), "{in_it:?}");
+        assert!((1..=3_000).contains(&server.ask::<i64>(pttl)));
+        lease.release().await.unwrap();
+    }
 }
 
 /// A key with a hash tag of its own has its queue where the page says.

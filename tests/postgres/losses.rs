@@ -242,8 +242,9 @@ async fn a_sweep_deletes_what_nobody_uses() {
         .lease()
         .await
         .unwrap()
-        .detach()
-        .unwrap_err();
+        .release()
+        .await
+        .unwrap();
     let gone = locks.obtain("gone");
     eventually("it is released", async || {
         gone.inspect().await.unwrap().owner.is_none()
