@@ -60,6 +60,13 @@ async fn the_rights_of_the_page_are_enough_and_each_is_needed() {
     for right in &rights {
         server.run(&right.replace("lockstream", "app_locks"));
     }
+    let missing = async || {
+        let locks = builder(connect().await.unwrap()).build().unwrap();
+        locks.check().await.unwrap().servers[0]
+            .missing_rights
+            .clone()
+    };
+    assert_eq!(missing().await, Vec::<String>::new());
     let one = builder(connect().await.unwrap()).build().unwrap();
     let other = builder(connect().await.unwrap()).build().unwrap();
     let lease = one.obtain("k").lease().await.unwrap();
@@ -102,6 +109,9 @@ async fn the_rights_of_the_page_are_enough_and_each_is_needed() {
             .unwrap()
             .0
             .to_owned();
+        if !["hello_1", "ops_1"].contains(&&*function) {
+            assert_eq!(missing().await, [&*function]);
+        }
         let fails = match &*function {
             "hello_1" => connect().await.map(drop).map_err(|error| error.to_string()),
             "ops_1" => connect().await.map(drop).map_err(|error| error.to_string()),

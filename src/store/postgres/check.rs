@@ -13,11 +13,13 @@ use crate::CheckedServer;
 /// How often the way to the server is measured.
 const TRIES: usize = 3;
 
-/// The functions of the schema that our role may not call.
+/// The functions of the schema that an application calls, and that our role may not call. The others are called by these,
+/// as their owner.
 const FORBIDDEN: &str = "
     SELECT DISTINCT p.proname::text FROM pg_catalog.pg_proc p
     JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-    WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE') ORDER BY 1";
+    WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE') AND p.proname IN ('hello_1', 'ops_1',
+        'notify_1', 'untold_1', 'inspect_1', 'scan_1', 'end_backend_1', 'sweep_1', 'fence') ORDER BY 1";
 
 /// Looks at the server, on a connection of its own.
 pub(super) async fn check(backend: &Arc<PostgresBackend>) -> Result<Vec<CheckedServer>, Fault> {
