@@ -24,6 +24,8 @@ pub(in crate::store) struct UrlSettings {
 #[derive(Debug, Default)]
 pub(in crate::store) struct UrlOptions {
     left: Vec<(String, String)>,
+    /// The names that were asked for.
+    known: Vec<String>,
 }
 
 impl UrlOptions {
@@ -46,11 +48,13 @@ impl UrlOptions {
             }
             left.push((name, decode(value)?));
         }
-        Ok(Self { left })
+        let known = Vec::new();
+        Ok(Self { left, known })
     }
 
     /// The value of the option with one of these names, which mean the same.
     pub(in crate::store) fn take(&mut self, names: &[&str]) -> Result<Option<String>, String> {
+        self.known.extend(names.iter().map(ToString::to_string));
         let mut found = self
             .left
             .extract_if(.., |(name, _)| names.contains(&&**name));
@@ -122,7 +126,8 @@ impl UrlOptions {
     pub(in crate::store) fn take_tls(&mut self) -> Result<Tls, String> {
         let mut tls = Tls::default();
         if let Some(path) = self.take(CA_FILE)? {
-            tls = tls.trusting(&read(CA_FILE[0], &path)?)?;
+            let trusting = tls.trusting(&read(CA_FILE[0], &path)?);
+            tls = trusting.map_err(|reason| format!("{}={path:?}: {reason}", CA_FILE[0]))?;
         }
         match (self.take(CERT_FILE)?, self.take(KEY_FILE)?) {
             (Some(certificate), Some(key)) => {
@@ -149,8 +154,32 @@ impl UrlOptions {
         let advice = instead.iter().find(|(it, _)| it == name);
         Err(match advice {
             Some((_, advice)) => format!("the option {name} is not supported: {advice}"),
-            None => format!("unknown option {name} (docs/urls.md lists those that there are)"),
+            None => {
+                let meant = self.known.iter().find(|known| is_near(known, name));
+                let meant = meant.map_or_else(String::new, |meant| format!("is {meant} meant? "));
+                format!("unknown option {name} ({meant}docs/urls.md lists those that there are)")
+            }
         })
+    }
+}
+
+/// Whether one name is the other with `-` for `_`, without them, or with one slip of the fingers.
+fn is_near(one: &str, other: &str) -> bool {
+    let letters = |name: &str| -> Vec<u8> {
+        let bytes = name.bytes().filter(|byte| !b"_-.".contains(byte));
+        bytes.map(|byte| byte.to_ascii_lowercase()).collect()
+    };
+    let (one, other) = (letters(one), letters(other));
+    let equal = |(one, other): &(&u8, &u8)| one == other;
+    let before = one.iter().zip(&other).take_while(equal).count();
+    let (one, other) = (&one[before..], &other[before..]);
+    let behind = one.iter().rev().zip(other.iter().rev());
+    let behind = behind.take_while(equal).count();
+    let (one, other) = (&one[..one.len() - behind], &other[..other.len() - behind]);
+    match (one, other) {
+        ([a, b], [c, d]) => (a, b) == (d, c),
+        // Names of one or two letters are near to each other anyway.
+        _ => one.len().max(other.len()) <= 1 && before + behind >= 3,
     }
 }
 
@@ -218,6 +247,32 @@ mod tests {
         assert_eq!(time, Ok(Some(Duration::from_millis(2500))));
         let refused = options.finish(&[("x", "write y")]).unwrap_err();
         assert_eq!(refused, "the option x is not supported: write y");
+    }
+
+    #[test]
+    fn a_misspelt_option_is_refused_with_what_may_be_meant() {
+        for (said, meant) in [
+            ("connect-timeout", Some("connect_timeout")),
+            ("connecttimeout", Some("connect_timeout")),
+            ("Connect_Timeout", Some("connect_timeout")),
+            ("conect_timeout", Some("connect_timeout")),
+            ("connnect_timeout", Some("connect_timeout")),
+            ("connect_timeput", Some("connect_timeout")),
+            ("connect_tiemout", Some("connect_timeout")),
+            ("prefi", Some("prefix")),
+            ("timeout", None),
+            ("nm", None),
+            ("frobnicate", None),
+            ("d", None),
+        ] {
+            let mut options = UrlOptions::parse(&format!("{said}=1")).unwrap();
+            options.take(&["db"]).unwrap();
+            options.take_settings().unwrap();
+            let meant = meant.map_or_else(String::new, |meant| format!("is {meant} meant? "));
+            let told =
+                format!("unknown option {said} ({meant}docs/urls.md lists those that there are)");
+            assert_eq!(options.finish(&[]), Err(told));
+        }
     }
 
     #[test]
