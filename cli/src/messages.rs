@@ -50,7 +50,11 @@ pub(crate) fn write_line(line: &str) {
 }
 
 /// What the library advises to those who write programs, and what to do here.
-const ADVICE: [(&str, &str); 3] = [
+const ADVICE: [(&str, &str); 4] = [
+    (
+        "run PostgresStore::SQL",
+        "run what `lockstream migrate --print` writes",
+    ),
     ("PostgresStore::migrate", "lockstream migrate"),
     (" or in PostgresStoreBuilder", ""),
     (

@@ -257,7 +257,7 @@ pub(in crate::store) fn rejection(error: &(dyn Error + 'static)) -> Option<&'sta
     Some(match error.downcast_ref::<rustls::Error>()? {
         rustls::Error::InvalidCertificate(reason) => match reason {
             CertificateError::UnknownIssuer => {
-                "the server certificate is from an unknown authority"
+                "the server certificate is from an unknown authority: name it by ca_file in the url"
             }
             // The verifier has no type of its own for this.
             CertificateError::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => {

@@ -146,7 +146,7 @@ mod secured {
             (
                 "127.0.0.1",
                 "sslmode=verify-full&sslrootcert={ca}",
-                Err("not valid"),
+                Err("not valid for name \"127.0.0.1\""),
             ),
             (
                 "localhost",
@@ -159,8 +159,16 @@ mod secured {
                 "ca_file={ca}&server_name=localhost",
                 Ok((true, 0)),
             ),
-            ("127.0.0.1", "sslrootcert={ca}", Err("not valid")),
-            ("localhost", "", Err("unknown authority")),
+            (
+                "127.0.0.1",
+                "sslrootcert={ca}",
+                Err("valid for DnsName(\"localhost\")"),
+            ),
+            (
+                "localhost",
+                "",
+                Err("unknown authority: name it by ca_file"),
+            ),
             (
                 "127.0.0.1",
                 "danger_accept_invalid_certificates=true",
@@ -462,6 +470,22 @@ async fn what_answers_is_named() {
     }
     for query in queries {
         let error = fails(PostgresStore::connect(web.url(query))).await;
+        assert!(
+            error.to_string().contains("is it a PostgreSQL server?"),
+            "{error}"
+        );
+    }
+    #[cfg(feature = "tls-rustls")]
+    {
+        // As a TLS port of something else does.
+        let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("postgres://app@{}/db", mute.local_addr().unwrap());
+        thread::spawn(move || {
+            for stream in mute.incoming() {
+                let _ = stream.unwrap().read(&mut [0; 8]);
+            }
+        });
+        let error = fails(PostgresStore::connect(url)).await;
         assert!(
             error.to_string().contains("is it a PostgreSQL server?"),
             "{error}"

@@ -62,7 +62,7 @@ impl Fault {
     pub(super) fn connect(address: &str, error: &tokio_postgres::Error) -> Self {
         let told = format!("cannot connect to PostgreSQL at {address}");
         if let Some(reason) = rejection(error) {
-            return Self::rejected(address, reason);
+            return Self::rejected(address, &chain(error), reason);
         }
         let chain = chain(error);
         let hints = [
@@ -91,9 +91,9 @@ impl Fault {
     }
 
     /// Client and server did not accept each other.
-    pub(super) fn rejected(address: &str, reason: &str) -> Self {
+    pub(super) fn rejected(address: &str, error: &dyn fmt::Display, reason: &str) -> Self {
         Self::lasting(format!(
-            "cannot connect to PostgreSQL at {address}: {reason}"
+            "cannot connect to PostgreSQL at {address}: {error} ({reason})"
         ))
     }
 
@@ -117,6 +117,13 @@ impl Fault {
         Self::passing(format!(
             "cannot connect to PostgreSQL at {address}: unexpected answer to the request for TLS{STRANGER}"
         ))
+    }
+
+    /// It says nothing to the request for TLS, and hangs up.
+    #[cfg(feature = "tls-rustls")]
+    pub(super) fn speechless(address: &str, error: &io::Error) -> Self {
+        let told = Self::unreachable(address, error);
+        Self::passing(told.text + STRANGER)
     }
 
     /// Whether the server refuses the user or the password.
@@ -186,6 +193,20 @@ impl Fault {
         Self {
             text: format!("PostgreSQL at {address} refused: {}{hint}", chain(error)),
             kind: error.code().map_or(Kind::Passing, kind),
+        }
+    }
+
+    /// The schema could not be made.
+    pub(super) fn unmade(address: &str, error: &tokio_postgres::Error) -> Self {
+        let refused = Self::refused(address, error);
+        if !refused.is_forbidden() {
+            return refused;
+        }
+        let told = format!("PostgreSQL at {address} refused: {}", chain(error));
+        let advice = "let a role that may make schemas run PostgresStore::SQL, and grant what docs/postgres.md lists";
+        Self {
+            text: format!("{told} ({advice})"),
+            ..refused
         }
     }
 

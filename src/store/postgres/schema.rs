@@ -121,7 +121,7 @@ async fn make(client: &Client, address: &Address, settings: &Settings) -> Result
     let is_there = |found: &Row| found.get(0);
     if !found.map_err(refused)?.first().is_some_and(is_there) {
         let made = client.batch_execute(&sql(schema)).await;
-        made.map_err(refused)?;
+        made.map_err(|error| Fault::unmade(address, &error))?;
     }
     // Checked also if we have just made it: somebody else may have been quicker to make the schema.
     let which = [

@@ -1101,6 +1101,7 @@ BEGIN
     END IF;
 END $$;
 
--- What is about rights: an application needs USAGE on the schema and EXECUTE on these.
+-- What is about rights: an application needs USAGE on the schema and EXECUTE on some of its functions, and no right to a
+-- table. docs/postgres.md has the statements.
 REVOKE ALL ON ALL TABLES IN SCHEMA lockstream FROM PUBLIC;
 REVOKE ALL ON ALL FUNCTIONS IN SCHEMA lockstream FROM PUBLIC;

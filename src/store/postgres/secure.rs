@@ -80,7 +80,8 @@ impl Security {
         let unreachable = |error: io::Error| Fault::unreachable(address, &error);
         if !is_direct {
             socket.write_all(&SSL_REQUEST).await.map_err(unreachable)?;
-            match socket.read_u8().await.map_err(unreachable)? {
+            let answer = socket.read_u8().await;
+            match answer.map_err(|error| Fault::speechless(address, &error))? {
                 b'S' => {}
                 b'N' if !is_required && destination.is_local() => {
                     return Ok(Channel::plain(Either::Left(socket)));
@@ -102,7 +103,7 @@ impl Security {
         }
         let stream = connector.connect(name, socket).await;
         let stream = stream.map_err(|error| match tls::rejection(&error) {
-            Some(reason) => Fault::rejected(address, reason),
+            Some(reason) => Fault::rejected(address, &error, reason),
             None => Fault::unreachable(
                 address,
                 &io::Error::new(error.kind(), format!("TLS handshake: {error}")),
