@@ -281,6 +281,12 @@ async fn a_url_names_certificates() {
         reason,
     )
     .await;
+    let none = RedisStore::builder(format!("{base}?ca_file={key}")).connect_lazy();
+    let none = none.unwrap_err().to_string();
+    assert!(
+        none.contains(&format!("ca_file={key:?}: no root")),
+        "{none}"
+    );
     // Nobody says which of two counts.
     let twice = RedisStore::builder(format!("{base}?ca_file={ca}&{shown}"));
     let twice = twice.root_certificate(&authority.pem).connect_lazy();
@@ -529,9 +535,18 @@ async fn a_certificate_runs_out_and_is_renewed() {
 async fn plain_and_tls_ports_are_told_apart() {
     let authority = Authority::new("ours");
     let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
+    // As a port of something else does.
+    let closing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let closing_url = format!("rediss://{}/", closing.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for client in closing.incoming() {
+            let _ = std::io::Read::read(&mut client.unwrap(), &mut [0; 1024]);
+        }
+    });
     let begin = Instant::now();
     for (url, supposed) in [
         (plain.tls_url("localhost"), "may not speak TLS"),
+        (closing_url, "may not speak TLS"),
         (
             tls.tls_url("localhost").replace("rediss", "redis"),
             "may require TLS",

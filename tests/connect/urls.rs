@@ -294,16 +294,21 @@ async fn the_urls_of_a_quorum_say_the_same_of_the_registry() {
 #[tokio::test]
 async fn a_port_of_something_else_is_told() {
     use std::io::{Read, Write};
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("redis://{}/", listener.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for client in listener.incoming() {
-            let mut client = client.unwrap();
-            let _ = client.read(&mut [0; 1024]);
-            let page = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
-            let _ = client.write_all(page);
-        }
-    });
-    let error = LockRegistry::connect(url).await.unwrap_err();
-    assert!(error.to_string().contains("HTTP"), "{error}");
+    for page in [
+        "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        // Without a status line, as to a client of HTTP/0.9.
+        "<!DOCTYPE HTML>\n<html><p>Bad request syntax</p></html>\n",
+    ] {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}/", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let mut client = client.unwrap();
+                let _ = client.read(&mut [0; 1024]);
+                let _ = client.write_all(page.as_bytes());
+            }
+        });
+        let error = LockRegistry::connect(url).await.unwrap_err();
+        assert!(error.to_string().contains("HTTP"), "{page}: {error}");
+    }
 }

@@ -181,7 +181,7 @@ fn rejection(_: &RedisError) -> Option<&'static str> {
 fn hint(error: &RedisError, is_tls: bool) -> Option<&'static str> {
     if ErrorReply::of(error).is_some_and(|refusal| refusal.code == "NOAUTH") {
         Some("the server requires a password")
-    } else if is_tls && error.is_timeout() {
+    } else if is_tls && (error.is_timeout() || error.to_string().contains("handshake eof")) {
         Some("the server may not speak TLS")
     } else if !is_tls && error.is_connection_dropped() && !error.is_connection_refusal() {
         Some("the server may require TLS")

@@ -68,7 +68,9 @@ impl Incoming {
     fn finds_end(&mut self) -> RedisResult<bool> {
         while let Some(&kind) = self.bytes.get(self.part) {
             if !KINDS.contains(&kind) {
-                let is_http = self.bytes[self.part..].starts_with(b"HTTP");
+                let text = &self.bytes[self.part..];
+                // Some answer what they do not understand with a page alone.
+                let is_http = text.starts_with(b"HTTP") || text.starts_with(b"<");
                 return Err(garbled(match is_http {
                     true => "HTTP: another service has this port",
                     false => "an unknown kind of value",
