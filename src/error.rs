@@ -150,10 +150,11 @@ pub enum LockError {
     },
     /// The store did not answer, or refused.
     // Raw, the derive does not take it for the error's `source()`: the text has it.
-    #[error("store request for lock {key:?} failed: {}", chain(r#source))]
+    #[error("store request{} failed: {}", of_lock(key), chain(r#source))]
     #[non_exhaustive]
     Store {
-        /// The name of what is locked.
+        /// The name of what is locked. Of a [scan](crate::LockRegistry::scan) the beginning of the keys, which may be
+        /// empty.
         key: Arc<str>,
         /// What the store said.
         r#source: StoreError,
@@ -256,6 +257,14 @@ fn within(waited: Duration) -> String {
     match u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) {
         0 => String::new(),
         millis => format!(" within {:?}", Duration::from_millis(millis)),
+    }
+}
+
+/// Which lock a request was about. A scan of all keys is about none.
+fn of_lock(key: &str) -> String {
+    match key {
+        "" => String::new(),
+        key => format!(" for lock {key:?}"),
     }
 }
 

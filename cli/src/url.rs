@@ -59,11 +59,14 @@ pub(crate) fn check_scheme(url: &str) -> Result<(), String> {
     if kinds.contains(&kind) && rest.starts_with("//") {
         return Ok(());
     }
-    Err(
-        "invalid url: expected redis://, rediss://, redis+cluster://, redis+sentinel://, unix:// or postgres:// at its \
-         beginning"
-            .to_owned(),
-    )
+    let lack = match url.contains("://") {
+        true => "",
+        false => "it has no scheme; ",
+    };
+    Err(format!(
+        "invalid url: {lack}expected redis://, rediss://, redis+cluster://, redis+sentinel://, unix:// or postgres:// at \
+         its beginning"
+    ))
 }
 
 /// The option that turns the verification of certificates off.

@@ -87,6 +87,15 @@ fn missing_rights_are_told() {
         "{}",
         done.out
     );
+    let looked = run(&server.url_with("looker", "pw", 0), ["ls"]);
+    assert_eq!(looked.code, Some(69), "{}", looked.err);
+    assert!(
+        looked
+            .err
+            .starts_with("lockstream: store request failed: Redis at"),
+        "{}",
+        looked.err
+    );
 }
 
 /// The first contact with a database: what is missing is told by the name that the command has for it.
@@ -118,6 +127,7 @@ fn the_sql_of_the_schema_is_printed() {
     let url = PgServer::url_of("app", server.port());
     let refused = run(&url, ["migrate"]);
     assert_eq!(refused.code, Some(69), "{}", refused.err);
+    assert!(refused.err.contains("migrate --print"), "{}", refused.err);
     let printed = run("", ["migrate", "--print"]);
     assert_eq!((printed.code, &*printed.err), (Some(0), ""));
     server.run(&printed.out);

@@ -143,4 +143,6 @@ fn an_unknown_url_is_told_of_every_kind() {
         }
     }
     assert!(run(LOCKSTREAM, ["ls"]).err.contains("expected redis://"));
+    let bare = run("localhost:6379", ["ls"]);
+    assert!(bare.err.contains("it has no scheme"), "{}", bare.err);
 }
