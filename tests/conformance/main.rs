@@ -76,7 +76,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 255;
+const CASES: usize = 256;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]

@@ -177,6 +177,8 @@ const URLS: &[(&str, Fate)] = &[
     ("tcp://127.0.0.1:6379?database=2", Refused("redis://")),
     ("http://127.0.0.1:6379", Refused("redis://")),
     ("localhost:6379", Refused("write redis://localhost:6379")),
+    #[cfg(feature = "postgres")]
+    ("localhost:5432/shop", Refused("PostgreSQL is postgres://")),
     (
         "redis.example:6379,password=x,ssl=True",
         Refused("it has no scheme"),

@@ -115,9 +115,16 @@ pub(super) fn scheme_fault(url: &str, scheme: &str) -> Option<String> {
             it.rsplit_once(':')
                 .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
         };
+        // `LockRegistry::connect` takes what names no store for Redis.
+        let others = match cfg!(feature = "postgres") {
+            true => "; PostgreSQL is postgres://",
+            false => "",
+        };
         return Some(match is_host(host) && has_port(host) {
-            true => format!("it has no scheme: write redis://{host}, or rediss:// for TLS"),
-            false => format!("it has no scheme; expected {EXPECTED}"),
+            true => {
+                format!("it has no scheme: write redis://{host}, or rediss:// for TLS{others}")
+            }
+            false => format!("it has no scheme; expected {EXPECTED}{others}"),
         });
     }
     if let Some((_, instead)) = SCHEMES.iter().find(|(it, _)| *it == scheme) {
