@@ -235,6 +235,12 @@ impl Site {
         if count == 0 {
             return Err(Fault::url("it has no host"));
         }
+        // What follows the first @ is the host to the client library, and hosts are shown.
+        let is_torn = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
+        if hosts.iter().any(is_torn) {
+            let reason = "an @ of the user or password must be percent-encoded (%40)";
+            return Err(Fault::url(reason));
+        }
         if !hosts.is_empty() && !addresses.is_empty() && hosts.len() != addresses.len() {
             let reason = format!(
                 "it has {} hosts, and {} hostaddrs",
