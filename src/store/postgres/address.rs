@@ -9,12 +9,17 @@ use super::fault::{Address, Fault};
 use super::options::{self, Probing, SslMode, StoreOptions, UrlSecurity, Wanted};
 use super::secure::Security;
 use super::socket::Site;
+use crate::settings::RESPONSE_TIMEOUT;
 use crate::store::credentials::Newest;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, Verify};
 #[cfg(feature = "tls-rustls")]
 use crate::store::url::DANGER;
 use crate::store::url::{CONNECT_TIMEOUT, UrlOptions};
+
+/// What is refused if it is out of bounds, and the bounds.
+pub(super) const CONNECTING: &str = "connect time-out";
+pub(super) const CONNECTING_BOUNDS: &str = "must be from 1 ms to 24 h";
 
 /// Where a server is, and as whom to connect.
 #[derive(Clone)]
@@ -98,6 +103,9 @@ impl Endpoint {
             ..said
         };
         let (within, probing) = (config.get_connect_timeout().copied(), Probing::of(&config));
+        if within.is_some_and(|within| !RESPONSE_TIMEOUT.contains(&within)) {
+            return Err(Fault::invalid(CONNECTING, CONNECTING_BOUNDS));
+        }
         Ok(Self {
             wanted,
             probing,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use super::address::Endpoint;
+use super::address::{CONNECTING, CONNECTING_BOUNDS, Endpoint};
 use super::backend::PostgresBackend;
 use super::call;
 use super::fault::Fault;
@@ -328,7 +328,7 @@ impl PostgresStoreBuilder {
     /// before.
     pub fn connect_timeout(self, timeout: Duration) -> Self {
         let is_allowed = RESPONSE_TIMEOUT.contains(&timeout);
-        let checked = self.check(is_allowed, "connect time-out", "must be from 1 ms to 24 h");
+        let checked = self.check(is_allowed, CONNECTING, CONNECTING_BOUNDS);
         Self {
             connect_within: Some(timeout),
             ..checked

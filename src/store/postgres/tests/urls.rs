@@ -636,3 +636,16 @@ fn certificates_of_the_builder_need_tls() {
     let config: tokio_postgres::Config = "host=h target_session_attrs=read-only".parse().unwrap();
     assert!(Endpoint::new(config).is_err());
 }
+
+/// It was taken as it is, and a session panicked when it connected.
+#[test]
+fn the_time_for_connecting_of_a_config_is_within_bounds() {
+    use std::time::Duration;
+    for within in [Duration::ZERO, Duration::MAX] {
+        let mut config = tokio_postgres::Config::new();
+        config.host("127.0.0.1").port(1).connect_timeout(within);
+        let refused = PostgresStore::from_config(config).connect_lazy();
+        let refused = refused.expect_err("it cannot be used").to_string();
+        assert!(refused.contains("1 ms to 24 h"), "{refused}");
+    }
+}
