@@ -114,7 +114,9 @@ impl RedisBackend {
                 no_push = Some(refusal.to_string());
             }
             // Reads what has come in any case: a push confirms the subscription, too.
-            let wait = no_push.as_ref().map_or(self.within, |_| Duration::ZERO);
+            // A push that does not arrive must leave time to connect without it.
+            let longest = self.within.min(within / 2);
+            let wait = no_push.as_ref().map_or(longest, |_| Duration::ZERO);
             if !hear(&nonce, names, &mut link, wait).await? {
                 no_push.get_or_insert_with(|| UNHEARD.to_owned());
             }

@@ -250,6 +250,26 @@ async fn o4_pushes_that_do_not_arrive_make_no_push() {
     .await;
 }
 
+/// The wait for it was as long as an answer may take, and left no time for connecting.
+#[tokio::test]
+async fn o4_pushes_that_do_not_arrive_leave_time_to_connect() {
+    on_a_steady_machine(async || {
+        let fake = Fake::start(|request| {
+            request
+                .is_probe()
+                .then(|| request.reply(super::fake::NOW, b"$1\r\n1\r\n"))
+        });
+        let url = format!("{}?connect_timeout=600ms", fake.url());
+        let mut one = Settings::url(url, "a1")
+            .response_timeout(Duration::from_secs(1))
+            .open();
+        one.session().start();
+        assert!(!one.up().await);
+        won(&one.outcome("k", attempt(1)).await);
+    })
+    .await;
+}
+
 /// The time of the server is that of the probe's reply, however long its push was waited for: else the first calls would
 /// come too late.
 #[tokio::test]
