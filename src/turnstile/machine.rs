@@ -250,7 +250,7 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
         let may_send = self.in_flight.is_none() && !self.down;
         let adopters = self.adopters.iter();
-        let adopters = adopters.map(|one| one.waiter.until.into()).min();
+        let adopters = adopters.map(|one| self.end_of(one)).min();
         let first = self.pending.front().filter(|_| may_send);
         let retry = first.and_then(|pending| pending.retry_at);
         let state = match &self.state {
@@ -298,6 +298,17 @@ impl<C: Clone> Turnstile<C> {
         }
         self.schedule(cx);
         id
+    }
+
+    /// When nobody waits for its answer any more. A first answer is awaited for longer, as with waiters.
+    fn end_of(&self, adopter: &Adopter<C>) -> Point {
+        let Waiter {
+            until, answer_by, ..
+        } = adopter.waiter;
+        match &self.trouble {
+            Some(_) => until.into(),
+            None => until.max(answer_by).into(),
+        }
     }
 
     /// A caller wants the lease that the owner `from` left in the store. It does not wait in the queue. Its verdicts

@@ -7,7 +7,6 @@ use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::tenure::{LocalLease, Tenure};
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::Adopter;
 
 impl<C: Clone> Turnstile<C> {
     /// Expires what is over, and sends the renewal that is due. Every event calls this first. So no event handler sees
@@ -43,8 +42,7 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
         let now = cx.at();
         self.end_waits(now);
-        let is_over = |one: &Adopter<C>| Point::from(one.waiter.until) <= now;
-        while let Some(at) = self.adopters.iter().position(is_over)
+        while let Some(at) = self.adopters.iter().position(|it| self.end_of(it) <= now)
             && let Some(adopter) = self.adopters.remove(at)
         {
             let store_error = self.store_error();

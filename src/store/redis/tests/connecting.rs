@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tokio::net::{TcpListener, TcpStream};
+
 use super::fake::{Fake, push};
 use super::hearing::Log;
 use super::registry::{
@@ -10,6 +12,8 @@ use super::registry::{
     withdraw, won,
 };
 use super::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
+use crate::LockRegistry;
+use crate::store::RedisStore;
 use crate::store::contract::{Outcome, StoreEvent};
 
 /// The connection of the one registry on the server.
@@ -457,4 +461,44 @@ async fn a_database_is_selected_again_when_the_user_is_left_out() {
     one.session().start();
     assert!(!one.up().await, "over RESP2 waiters poll");
     assert!(*is_in.lock().unwrap());
+}
+
+/// The first thing that a process does. Whoever gave it up left the request to be done, and then the lease was released.
+#[tokio::test]
+async fn an_adoption_waits_for_the_first_connection() {
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let within = Duration::from_millis(300);
+        let open = |url: &str| {
+            let store = RedisStore::connect_lazy(url).unwrap();
+            let builder = LockRegistry::builder(store).response_timeout(within);
+            builder.build().unwrap()
+        };
+        let lease = open(&server.url()).obtain("k").lease().await.unwrap();
+        let detached = lease.detach().unwrap();
+
+        // As far away as a server is whose TLS or whose name takes its time.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let real = server.url();
+        let real = real
+            .trim_start_matches("redis://")
+            .trim_end_matches('/')
+            .to_owned();
+        let relay = tokio::spawn(async move {
+            loop {
+                let (mut near, _) = listener.accept().await.unwrap();
+                let real = real.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(3 * within).await;
+                    let mut far = TcpStream::connect(real).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+                });
+            }
+        });
+        let lease = open(&url).adopt(detached).await.unwrap();
+        lease.release().await.unwrap();
+        relay.abort();
+    })
+    .await;
 }
