@@ -232,6 +232,9 @@ impl LineArgs {
     }
 }
 
+/// How many drafts of others with the same id may be in the way.
+const MOST_LEFT: u32 = 1000;
+
 /// Where a line goes. A file is written beside its place and moved there, so that it always has a whole line.
 #[derive(Debug)]
 struct Output(Option<Draft>);
@@ -249,23 +252,30 @@ impl Output {
         let Some(place) = place else {
             return Ok(Self(None));
         };
-        let mut path = place.as_os_str().to_owned();
-        path.push(format!(".{}", std::process::id()));
-        // Nobody else may read it.
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&path);
-        let file = file.map_err(|error| {
-            let text = format!("cannot write {}: {error}", place.display());
-            Failure::usage(text)
-        })?;
-        Ok(Self(Some(Draft {
-            file,
-            path: path.into(),
-            place: place.to_owned(),
-        })))
+        let (id, mut left) = (std::process::id(), 0);
+        loop {
+            let mut path = place.as_os_str().to_owned();
+            path.push(format!(".{id}.{left}"));
+            // Nobody else may read it.
+            let mut options = OpenOptions::new();
+            match options.write(true).create_new(true).mode(0o600).open(&path) {
+                Ok(file) => {
+                    return Ok(Self(Some(Draft {
+                        file,
+                        path: path.into(),
+                        place: place.to_owned(),
+                    })));
+                }
+                // Of one that was killed. In containers the ids are the same each time.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && left < MOST_LEFT => {
+                    left += 1;
+                }
+                Err(error) => {
+                    let text = format!("cannot write {}: {error}", place.display());
+                    return Err(Failure::usage(text));
+                }
+            }
+        }
     }
 
     fn is_standard(&self) -> bool {
@@ -290,5 +300,21 @@ impl Drop for Draft {
     fn drop(&mut self) {
         // It is not there if it was moved.
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The draft of a process that was killed, whose id we have: no lease could be written there any more.
+    #[test]
+    fn a_draft_that_was_left_is_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("lease");
+        std::mem::forget(Output::open(Some(&place)).unwrap());
+        let output = Output::open(Some(&place)).unwrap();
+        output.write("line").unwrap();
+        assert_eq!(fs::read_to_string(&place).unwrap(), "line\n");
     }
 }
