@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::future::poll_fn;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -191,18 +191,32 @@ impl<B: Backend> NodeTask<B> {
         };
         let backend = &self.shared.backend;
         let within = backend.connect_timeout();
-        // One that hangs, as at an address that is gone, does not keep the next from trying. The first that ends counts,
-        // however it ends: after a failure there is a pause (G1).
+        // One that hangs, as at an address that is gone, does not keep the next from trying. The first counts however it
+        // ends: after its failure there is a pause (G1). A later one counts if it succeeds, since it may have failed
+        // because of those before it: some users may have few connections.
         let patience = (within / ATTEMPTS).max(self.shared.config.response_timeout);
-        let attempts = (0..ATTEMPTS).map(|_| {
-            let connecting = backend.connect(hello.clone());
-            connecting.map(Ok::<_, Infallible>).boxed()
+        let failed = Mutex::new(None);
+        let attempts = (0..ATTEMPTS).map(|index| {
+            let (connecting, failed) = (backend.connect(hello.clone()), &failed);
+            let attempt = async move {
+                match connecting.await {
+                    Err(error) if index > 0 => {
+                        *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        std::future::pending().await
+                    }
+                    ended => Ok::<_, Infallible>(ended),
+                }
+            };
+            attempt.boxed()
         });
         // The store gives up by itself, and knows better why.
         let until = Instant::now() + within + within / 8;
         let connected = first_success(attempts, patience, until).await;
         let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
-        let connected = connected.unwrap_or_else(silent)?;
+        let connected = connected.unwrap_or_else(silent);
+        // Those that were answered know more than the first, which was not.
+        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let connected = connected.map_err(|first| failed.unwrap_or(first))?;
         self.has_connected = true;
         Ok(connected)
     }

@@ -502,3 +502,26 @@ async fn an_adoption_waits_for_the_first_connection() {
     })
     .await;
 }
+
+/// As where a role may have one connection, or the server is at its limit: the attempts took it from each other, for ever.
+#[tokio::test]
+async fn g1_an_attempt_that_is_slow_is_not_ended_by_the_failure_of_the_next() {
+    on_a_steady_machine(async || {
+        let of_each_first = Duration::from_millis(800);
+        let fake = Fake::start_over(
+            move |stream, connection| {
+                // The first of each two is slow, and the second refused.
+                (connection % 2 == 1).then(|| std::thread::sleep(of_each_first))?;
+                Some(stream)
+            },
+            |_| None,
+        );
+        let url = format!("{}?connect_timeout=1200ms&protocol=2", fake.url());
+        let mut one = Settings::url(url, "a1")
+            .response_timeout(Duration::from_millis(300))
+            .open();
+        one.session().start();
+        assert!(!one.up().await);
+    })
+    .await;
+}
