@@ -1,6 +1,5 @@
 //! The options of a store's url: what follows the `?`. Each is taken by name, and what nobody takes is refused.
 
-use std::path::Path;
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
@@ -202,7 +201,7 @@ pub(in crate::store) const DANGER: &str = "danger_accept_invalid_certificates";
 
 #[cfg(feature = "tls-rustls")]
 fn read(name: &str, path: &str) -> Result<Vec<u8>, String> {
-    std::fs::read(Path::new(path)).map_err(|error| format!("{name}={path:?}: {error}"))
+    std::fs::read(path).map_err(|error| format!("{name}={path:?}: {error}"))
 }
 
 fn decode(text: &str) -> Result<String, String> {

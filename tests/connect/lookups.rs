@@ -55,7 +55,6 @@ async fn a_slow_look_up_only_delays() {
 }
 
 /// So do those of sentinels and of the nodes of a cluster, each of which is looked up before its servers are.
-#[cfg(all(feature = "sentinel", feature = "cluster"))]
 #[tokio::test]
 async fn a_slow_look_up_only_delays_sentinels_and_clusters() {
     on_a_steady_machine(async || {

@@ -7,7 +7,13 @@
 //! | `loading.rs` | what if the server is loading, or not there yet? |
 //! | `proxies.rs` | what if a proxy is between? |
 //! | `looks.rs` | what does `LockRegistry::check` say? |
-#![cfg(all(feature = "redis", feature = "test-util"))]
+#![cfg(all(
+    feature = "redis",
+    feature = "cluster",
+    feature = "sentinel",
+    feature = "tls-rustls",
+    feature = "test-util"
+))]
 
 #[path = "../support/hearing.rs"]
 mod hearing;
