@@ -579,7 +579,7 @@ impl Lock {
     ///
     /// As a statement, `lock.lease_once().await?;` locks nothing: a guard that is there is dropped at once. The compiler
     /// is silent, since `if let Some(lease)` takes an [`Option`]; its lint `unused_results` speaks, as with
-    /// [`acquire`](Self::acquire#the-answer).
+    /// [`acquire`](Self::acquire).
     ///
     /// ```compile_fail
     /// #![deny(unused_results)]
