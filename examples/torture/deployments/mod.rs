@@ -30,6 +30,7 @@ use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
 use redis::{Value, from_redis_value};
 
 use self::wires::Wires;
+use crate::callers::RESPONSE_TIMEOUT;
 use crate::judge::reigns::Reigns;
 use crate::plan::Stroke;
 use crate::support::{ClientRow, Program, RedisServer};
@@ -149,7 +150,7 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
     if postgres::is_here(url) {
         return Ok(LockRegistry::builder(postgres::open(url)?));
     }
-    Ok(LockRegistry::builder(RedisStore::connect_lazy(&**url)?))
+    Ok(LockRegistry::builder(redis_store(url)?))
 }
 
 /// Whether readers and permits are had there: not on a quorum.
@@ -240,4 +241,11 @@ impl Leftovers {
         let entries = entries.into_iter().map(|entry| format!("{key}: {entry}"));
         self.queue_entries.extend(entries);
     }
+}
+
+/// A first call waits for a connection as long as one may take to be made: no longer than for any other answer, or a
+/// caller whose network is cut off would wait for seconds, and the judge could not tell that from one who was forgotten.
+pub(crate) fn redis_store(url: &str) -> Result<RedisStore, StoreError> {
+    let store = RedisStore::builder(url).connect_timeout(RESPONSE_TIMEOUT);
+    store.connect_lazy()
 }

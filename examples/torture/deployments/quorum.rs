@@ -4,10 +4,12 @@
 //! held overlaps for it. Only what is flushed while its server runs is not noticed by anybody.
 
 use lockstream::StoreError;
-use lockstream::store::{QuorumStore, RedisStore};
+use lockstream::store::QuorumStore;
 
 use super::wires::Wires;
-use super::{Deployment, Leftovers, Servers, StoredLock, leftovers, servers, stored_locks};
+use super::{
+    Deployment, Leftovers, Servers, StoredLock, leftovers, redis_store, servers, stored_locks,
+};
 use crate::callers::TTL;
 use crate::judge::reigns::Reigns;
 use crate::plan::{Kind, Stroke};
@@ -23,10 +25,7 @@ struct Quorum {
 
 /// A child's store.
 pub(super) fn open(urls: &[String]) -> Result<QuorumStore, StoreError> {
-    let nodes: Result<Vec<_>, _> = urls
-        .iter()
-        .map(|url| RedisStore::connect_lazy(&**url))
-        .collect();
+    let nodes: Result<Vec<_>, _> = urls.iter().map(|url| redis_store(url)).collect();
     Ok(QuorumStore::new(nodes?)?.quarantine(TTL))
 }
 
