@@ -50,13 +50,14 @@ pub(crate) fn write_line(line: &str) {
 }
 
 /// What the library advises to those who write programs, and what to do here.
-const ADVICE: [(&str, &str); 4] = [
+const ADVICE: [(&str, &str); 5] = [
     (
         "run PostgresStore::SQL",
         "run what `lockstream migrate --print` writes",
     ),
     ("PostgresStore::migrate", "lockstream migrate"),
     (" or in PostgresStoreBuilder", ""),
+    (", or use PostgresStoreBuilder::credentials", ""),
     (
         "takes the pooler's by `pooled`",
         "takes the pooler's by --pooled",

@@ -355,8 +355,7 @@ pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, Stri
 }
 
 const GSS: &str = "Kerberos is not spoken";
-const ONE: &str =
-    "a registry has one connection, or as many lanes as the code says: leave it out";
+const ONE: &str = "a registry has one connection, or as many lanes as the code says: leave it out";
 const CALLS: &str = "write response_timeout, for each call of the registry, or leave it out";
 const CONNECTING: &str = "write connect_timeout";
 const STATEMENTS: &str = "leave it out, or write pgbouncer=true if the url is that of a pooler in transaction mode: then \
