@@ -478,14 +478,13 @@ async fn a_name_that_was_made_to_lead_here_shows_nothing() {
 #[test]
 fn a_signal_ends_it() {
     let server = RedisServer::start();
-    for signal in [Signal::TERM, Signal::INT] {
-        let mut dashboard = Dashboard::on_redis(&server);
-        let mut events = dashboard.events();
-        events.next().unwrap();
-        kill_process(Pid::from_child(&dashboard.child), signal).unwrap();
-        let status = dashboard.child.wait().unwrap();
-        assert_eq!(status.code(), Some(0));
-    }
+    let mut dashboard = Dashboard::on_redis(&server);
+    let mut events = dashboard.events();
+    events.next().unwrap();
+    // Whoever runs the tests in the background may have SIGINT ignored, for the command, too.
+    kill_process(Pid::from_child(&dashboard.child), Signal::TERM).unwrap();
+    let status = dashboard.child.wait().unwrap();
+    assert_eq!(status.code(), Some(0));
 }
 
 /// It is said if others than this machine may look.
