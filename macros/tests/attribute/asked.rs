@@ -65,7 +65,7 @@ kept! {
     kept: (keep_for = "1h");
     kept_by_value: (keep_for = PERIOD * 2);
     kept_and_renewed: (keep_for = "10s", ttl = "3s", renewal = "watchdog");
-    kept_too_long: (keep_for = PERIOD * 100_000);
+    kept_too_long: (keep_for = PERIOD * 10_000_000);
 }
 
 #[tokio::test(start_paused = true)]
