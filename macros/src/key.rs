@@ -231,7 +231,7 @@ fn fault(parts: &[Part]) -> Option<&'static str> {
         return Some("must not be empty");
     }
     if texts().map(String::len).sum::<usize>() > MAX_KEY {
-        return Some("must be at most 512 bytes");
+        return Some("must be at most 512 bytes: lock a hash of it instead");
     }
     if texts().any(|text| text.chars().any(char::is_control)) {
         return Some("must not contain control characters");
