@@ -115,10 +115,15 @@ impl Keyspace {
                 ttl,
             } => {
                 let owner = ours(owner);
-                let alike = |held: &&FullOwner| held.owner.mode == owner.owner.mode;
-                let mut held = slot.holders.iter().map(|(held, _)| held).filter(alike);
-                let old = held.find(|held| **held == owner || held.to_string() == **from);
-                let old = old.cloned();
+                let holds =
+                    |it: &&FullOwner| it.owner.mode == owner.owner.mode && it.to_string() == **from;
+                // A repeated adoption takes nothing more.
+                let mut held = slot.holders.iter().map(|(held, _)| held);
+                let old = if slot.holders.contains(&owner) {
+                    Some(owner.clone())
+                } else {
+                    held.find(holds).cloned()
+                };
                 drop(held);
                 if let Some(old) = old {
                     if old != owner {

@@ -457,27 +457,44 @@ pub(super) fn agree<S: Server>(name: &str, server: S) {
         let rare = outcomes.into_iter().find(|it| counts.get(it) <= Some(&3));
         rare.map(|it| format!("{name}: {it}: {counts:?}"))
     };
+    let run = |steps: &[Step<S::Step>]| {
+        let (server, counts) = &mut *both.borrow_mut();
+        server.clear();
+        let mut history = History {
+            server,
+            model: Keyspace::default(),
+            now: 1_000_000_000,
+            owners: BTreeMap::new(),
+            listens: BTreeMap::new(),
+            places: BTreeMap::new(),
+            last_owner: 0,
+            last_epochs: [0; KEYS.len()],
+            counts,
+        };
+        steps.iter().for_each(|step| history.take(step));
+    };
+    known().iter().for_each(|steps| run(steps));
     let mut rounds = 0;
     while let Some(rare) = rare() {
         assert!(rounds < 10, "{rare}");
         rounds += 1;
         let ran = TestRunner::new(config.clone()).run(&vec(step::<S>(), 1..60), |steps| {
-            let (server, counts) = &mut *both.borrow_mut();
-            server.clear();
-            let mut history = History {
-                server,
-                model: Keyspace::default(),
-                now: 1_000_000_000,
-                owners: BTreeMap::new(),
-                listens: BTreeMap::new(),
-                places: BTreeMap::new(),
-                last_owner: 0,
-                last_epochs: [0; KEYS.len()],
-                counts,
-            };
-            steps.iter().for_each(|step| history.take(step));
+            run(&steps);
             Ok(())
         });
         ran.unwrap_or_else(|broken| panic!("{name}: {broken}"));
     }
+}
+
+/// Histories that are rare, and in which the two once differed.
+fn known<S>() -> Vec<Vec<Step<S>>> {
+    let permit = |who, want| Step::Call(who, vec![(2, 3, want)]);
+    vec![
+        // Whoever adopts a permit has one already.
+        vec![
+            permit(0, Want::Attempt),
+            permit(1, Want::Attempt),
+            permit(1, Want::Adopt),
+        ],
+    ]
 }
