@@ -255,7 +255,9 @@ async fn a_sweep_deletes_what_nobody_uses() {
          INSERT INTO lockstream.ticket VALUES ('lock:held', 1, 'dead:1', 4711, '', 1000)",
     );
     let floor: i64 = server.one("SELECT max(epoch) FROM lockstream.lock");
-    assert!(server.one::<bool>("SELECT lockstream.sweep_1(3600000000, 0)"));
+    // It looks at no second row when 50 ms are over.
+    let calls = (1..).find(|_| server.one("SELECT lockstream.sweep_1(3600000000, 0)"));
+    assert!(calls <= Some(5), "{calls:?}");
     let left =
         server.rows("SELECT key FROM lockstream.lock WHERE owner <> '' OR owner = '' ORDER BY key");
     let left: Vec<String> = left.iter().map(|row| row.get(0)).collect();
