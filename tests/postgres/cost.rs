@@ -257,7 +257,7 @@ async fn what_changes_nothing_writes_nothing() {
     let op = |letter: &str, line: i64, key: &str, owner: &str, mode: &str, place: &str| {
         format!(
             "SELECT verdict, score FROM lockstream.ops_1(true, {line}, 9000000000000000000, '{letter}', '{{{key}}}', \
-             '{{{owner}}}', '{{\"{mode}\"}}', '{{60000000}}', '{{waiter:9}}', '{{{place}}}')"
+             '{{{owner}}}', '{{\"{mode}\"}}', '{{86400000000}}', '{{waiter:9}}', '{{{place}}}')"
         )
     };
     for (key, mode) in [
