@@ -194,7 +194,9 @@ async fn the_lock_covers_the_body() {
         assert_eq!(next(&mut body).await.unwrap().unwrap(), row);
     }
     drop(sent);
+    assert!(!body.is_end_stream(), "the lock is held");
     assert!(next(&mut body).await.is_none());
+    assert!(body.is_end_stream());
     assert!(is_free(&there).await, "released before the end was told");
     assert!(next(&mut body).await.is_none());
     drop((body, here, there));

@@ -63,8 +63,8 @@ where
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             State::Unlocked(body) => body.is_end_stream(),
-            // What is at its end waits for the release only.
-            State::Locked(scoped) => scoped.work().is_none_or(Body::is_end_stream),
+            // A server drops what says so without another poll, and then nobody waits for the release.
+            State::Locked(scoped) => scoped.is_done(),
         }
     }
 

@@ -257,8 +257,9 @@ impl<F, E, H, U> LockLayer<F, E, H, U> {
     ///
     /// The service's responses must be [`http::Response`]s with a body of `http-body`. Theirs becomes a
     /// [`LockedBody`](super::LockedBody), whose error is a box, and whose end waits until the release is confirmed, for
-    /// one response time-out at most. A response without a body, and an error, are delivered when the lock is released,
-    /// as without this option.
+    /// one response time-out at most. A body of a known length may be sent in whole, and so be read, a moment before the
+    /// release: a server does not ask it for its end. A response without a body, and an error, are delivered when the
+    /// lock is released, as without this option.
     ///
     /// **A client that reads slowly holds the lock for as long**, since the lease is renewed while the body is there. A
     /// fixed [`ttl`](Lock::ttl) bounds it.
