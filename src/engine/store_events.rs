@@ -91,7 +91,6 @@ impl Engine {
             StoreEvent::Down { scope, error } => {
                 let mut warns = false;
                 let told = |state: &mut State| {
-                    state.away = Some((scope.clone(), error.clone()));
                     // Once for each outage, however often the store tries to reconnect.
                     if state.up.replace(false) != Some(false) {
                         self.events.send(|| LockEvent::StoreDown {
@@ -104,6 +103,10 @@ impl Engine {
                         let mut callers = entry.lines.holders().chain(entry.lines.waiters());
                         scope.contains(key) && callers.next().is_some()
                     });
+                    // A connection that is closed while nobody uses it says nothing of the next attempt.
+                    if is_used {
+                        state.away = Some((scope.clone(), error.clone()));
+                    }
                     warns = !state.warned && !error.is_abandoned() && is_used;
                     state.warned |= warns;
                 };

@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use crate::support::{HaProxy, RedisServer, on_a_steady_machine};
+use lockstream::LockEvent;
+
+use crate::support::{HaProxy, Proxy, RedisServer, Way, on_a_steady_machine};
 use crate::{BOUND, lazy, ms, told};
 
 /// A proxy that knows RESP2 and some commands, and sends a command to a server by its first key, as Envoy, twemproxy and
@@ -203,6 +205,30 @@ async fn a_proxy_that_ends_idle_connections_costs_no_lease() {
         // The grant may come between two connections: then the waiter finds it at the next.
         let next = tokio::time::timeout(BOUND, waiting).await.unwrap().unwrap();
         next.unwrap().release().await.unwrap();
+    })
+    .await;
+}
+
+/// A connection that is closed while nobody uses it says nothing of how long the next one takes.
+#[tokio::test]
+async fn after_an_idle_loss_a_caller_waits_for_the_connection() {
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(&server);
+        let locks = lazy(&proxy.url());
+        let events = locks.every_event();
+        let lease = locks.obtain("k").lease().await.unwrap();
+        lease.release().await.unwrap();
+        proxy.cut();
+        let lost = tokio::task::spawn_blocking(move || {
+            let mut events = events.iter();
+            events.any(|it| matches!(it, LockEvent::StoreDown { .. }))
+        });
+        assert!(tokio::time::timeout(BOUND, lost).await.unwrap().unwrap());
+        // Longer than the caller waits for others.
+        proxy.delay(Way::ToServer, ms(100));
+        let lease = locks.obtain("k").lease_within(ms(50)).await.unwrap();
+        lease.release().await.unwrap();
     })
     .await;
 }

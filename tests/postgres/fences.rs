@@ -217,13 +217,47 @@ async fn force_waits_for_the_transaction() {
         let fence = format!("SELECT lockstream.fence('account:1', {token})");
         let error = sql.try_run(&fence).unwrap_err();
         assert_eq!(error.code().unwrap().code(), "LS001");
+        let third = registry(&server.url()).await;
+        let abandoned = tokio::spawn(third.force_release("account:1", &owner));
         tokio::time::sleep(ms(300)).await;
+        // Nobody waits behind it.
+        let busy = third.obtain("account:1").lease_once().await;
+        assert!(busy.unwrap().is_none());
+        abandoned.abort();
         assert!(!forced.is_finished() && !waiter.is_finished());
         transaction.commit().await.unwrap();
         assert!(forced.await.unwrap().unwrap());
         waiter.await.unwrap().unwrap().release().await.unwrap();
         assert!(!other.force_release("account:1", &owner).await.unwrap());
         drop(lease);
+    }
+}
+
+/// An adoption that is done when nobody waits for it any more would end the lease.
+#[tokio::test]
+async fn an_adoption_waits_for_the_transaction_as_long_as_its_caller() {
+    let (server, one, other) = shop().await;
+    for shared in [false, true] {
+        let lock = one.obtain("account:1").ttl(ms(60_000));
+        let lock = if shared { lock.shared() } else { lock };
+        let lease = lock.lease().await.unwrap();
+        let mut client = client(&server.url()).await;
+        let transaction = client.transaction().await.unwrap();
+        lease.view().fence(&transaction).await.unwrap();
+        let detached = lease.detach().unwrap();
+        let refused = other.adopt(detached.clone()).await;
+        let Err(LockError::Store { source, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(source.is_retryable(), "{source}");
+        let busy = other.obtain("account:1").lease_once().await;
+        assert!(busy.unwrap().is_none());
+        transaction.commit().await.unwrap();
+        // Whatever was asked for before has been answered.
+        let seen = other.obtain("account:1").inspect().await.unwrap();
+        assert_eq!(seen.owner.as_deref(), Some(detached.owner()));
+        let adopted = other.adopt(detached).await.unwrap();
+        adopted.release().await.unwrap();
     }
 }
 

@@ -255,6 +255,8 @@ pub(crate) enum Trouble<'a> {
     Abandoned,
     /// A renewal was not sent: its answer could not come in time.
     TooLate,
+    /// An adoption waits for a transaction that is fenced by the lease.
+    Fenced,
     /// It cannot push, for this reason.
     NoPush(&'a str),
     /// It is not what it should be.

@@ -63,6 +63,10 @@ pub(super) struct Node {
     pub(super) is_connected: bool,
     /// Its connection was lost, and is needed.
     pub(super) is_lost: bool,
+    /// Whether a connection was made, or could not be made, since somebody began to use it.
+    pub(super) has_tried: bool,
+    /// Whether the last attempt at a connection failed.
+    pub(super) has_failed: bool,
     pub(super) backoff: Backoff,
     /// Why it cannot push grants to us, as far as is known.
     pub(super) no_push: Option<String>,

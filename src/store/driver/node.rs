@@ -402,7 +402,7 @@ impl<B: Backend> NodeTask<B> {
     ) -> Result<(), StoreError> {
         let connection = self.connection.as_mut().expect("it is served");
         let window = &mut self.windows[lane];
-        let now = Instant::now();
+        let (now, within) = (Instant::now(), self.shared.config.response_timeout);
         let mut requests = window.answered().expect("each call has one answer");
         if requests.iter().all(|request| request.op().is_some()) {
             let took = now.saturating_duration_since(sent_at);
@@ -428,6 +428,14 @@ impl<B: Backend> NodeTask<B> {
                 Reply::Stale if !request.was_stale => {
                     request.was_stale = true;
                     again.push(request);
+                }
+                Reply::Later(pause) if request.gives_up(now, pause, within) => {
+                    window.finish(&request);
+                    let error = self.shared.backend.error(&self.address, Trouble::Fenced);
+                    let error = OpError::Refused(error);
+                    connection
+                        .received
+                        .push(Received::Failed { request, error });
                 }
                 Reply::Later(pause) => self.delayed.push((now + pause, request)),
                 reply => {

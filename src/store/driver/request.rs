@@ -1,6 +1,7 @@
 //! A request to the node that has its key.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::channel::oneshot;
 use tokio::time::Instant;
@@ -152,9 +153,13 @@ impl Request {
         }
     }
 
-    /// The key, and the number of a shared owner.
+    /// The key, and the number of a shared owner. An eviction may wait for the end of a transaction: nobody waits behind it.
     pub(super) fn line_of(&self) -> (&str, u64) {
-        let owner = self.op().map(Op::owner);
+        let op = self.op();
+        if let Some(Op::Evict { .. }) = op {
+            return (self.key(), u64::MAX);
+        }
+        let owner = op.map(Op::owner);
         let shared = owner.filter(|owner| owner.mode != Mode::Exclusive);
         (self.key(), shared.map_or(0, |owner| owner.sequence))
     }
@@ -186,6 +191,15 @@ impl Request {
                     | Op::Evict { .. }
             )
         )
+    }
+
+    /// It cannot be done yet, at `now`. Whether it is given up rather than sent again after a pause: an adoption that is done
+    /// when nobody waits for it any more would end the lease.
+    pub(super) fn gives_up(&self, now: Instant, pause: Duration, within: Duration) -> bool {
+        match &self.kind {
+            RequestKind::Asked(_, answer) => answer.is_canceled(),
+            _ => matches!(self.op(), Some(Op::Adopt { .. })) && now + pause >= self.since + within,
+        }
     }
 
     pub(super) fn is_enter(&self) -> bool {

@@ -170,6 +170,7 @@ impl<B: Backend> Change<'_, B> {
                 *node = Node::default();
             }
         }
+        self.shared.note_tried(self.state);
         self.settle();
         for request in rerouted {
             self.route(request);
@@ -179,7 +180,7 @@ impl<B: Backend> Change<'_, B> {
     /// True: the map must be asked for again.
     fn on_no_map(&mut self, error: StoreError) -> bool {
         self.state.search.backoff.failed(Instant::now(), None);
-        self.shared.has_tried();
+        self.shared.gave_up_search();
         for request in std::mem::take(&mut self.state.unrouted) {
             self.answer_unsent(request, error.clone());
         }

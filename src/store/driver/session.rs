@@ -43,8 +43,8 @@ pub(super) struct Shared<B: Backend> {
     hasher: RandomState,
     /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
-    /// Whether a connection is the first, or the first after a time without use: then a caller waits for it. No attempt
-    /// has failed yet.
+    /// Whether a connection to a server is the first, or the first after a time without use: then a caller waits for it.
+    /// No attempt has failed yet.
     is_first: AtomicBool,
     /// True when the session was dropped.
     closing: watch::Sender<bool>,
@@ -116,8 +116,12 @@ impl<B: Backend> Session for DriverSession<B> {
         let shared = self.shared.clone();
         async move {
             let (answer, answered) = oneshot::channel();
+            let is_eviction = matches!(op, Op::Evict { .. });
             let submitted = SubmittedOp::unattended(key, op);
-            shared.submit(Request::new(RequestKind::Asked(submitted, answer)));
+            let mut request = Request::new(RequestKind::Asked(submitted, answer));
+            // Scripts rely on it that no other op of a call is about the same exclusive lock.
+            request.alone = is_eviction;
+            shared.submit(request);
             let abandoned = |_| Err(OpError::Unknown(shared.error(Trouble::Abandoned)));
             answered.await.unwrap_or_else(abandoned)
         }
@@ -152,8 +156,16 @@ impl<B: Backend> Shared<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A connection stands, or cannot be made.
-    pub(super) fn has_tried(&self) {
+    /// Notes whether a server is left to which no connection was tried.
+    pub(super) fn note_tried(&self, state: &State) {
+        // A forgotten node has no address.
+        let mut nodes = state.nodes.iter().filter(|node| !node.address.is_empty());
+        let is_first = nodes.any(|node| !node.has_tried);
+        self.is_first.store(is_first, Ordering::Relaxed);
+    }
+
+    /// No server says which of them has which keys.
+    pub(super) fn gave_up_search(&self) {
         self.is_first.store(false, Ordering::Relaxed);
     }
 
@@ -306,7 +318,9 @@ impl<B: Backend> Shared<B> {
                 return Some(node.backoff.not_before());
             }
             node.has_task = false;
-            self.is_first.store(!node.is_lost, Ordering::Relaxed);
+            // A connection that was closed while nobody used it says nothing of the next attempt.
+            node.has_tried = node.has_failed;
+            self.note_tried(change.state);
             change.state.subscriptions.forget(id);
             // Nobody waits for grants there.
             let slots = change.slots_of(id);
@@ -336,11 +350,16 @@ impl<B: Backend> Shared<B> {
             node.no_push.clone_from(&connected.no_push);
             node.is_connected = true;
             let was_lost = std::mem::take(&mut node.is_lost);
+            let mut within = self.config.response_timeout;
+            if !std::mem::replace(&mut node.has_tried, true) {
+                within += self.backend.connect_timeout();
+            }
+            node.has_failed = false;
             if !self.has_map() {
                 change.state.identity.clone_from(&connected.identity);
             }
-            change.answer_old(id, self.config.response_timeout + self.connects_within());
-            self.has_tried();
+            change.answer_old(id, within);
+            self.note_tried(change.state);
             match connected.no_push {
                 Some(_) => change.cannot_push(id),
                 None => change.state.subscriptions.renew(id),
@@ -377,9 +396,11 @@ impl<B: Backend> Shared<B> {
         self.change(|change| {
             let node = &mut change.state.nodes[id];
             node.is_lost = true;
-            self.has_tried();
+            node.has_tried = true;
+            node.has_failed = stood_since.is_none();
             node.backoff.failed(Instant::now(), stood_since);
             unsent.append(&mut node.inbox);
+            self.note_tried(change.state);
             unsent.extend(change.state.subscriptions.lost(id));
             // Unsent requests wait for the next attempt, once.
             let goes_again = |request: &mut Request| {

@@ -95,6 +95,7 @@ impl Backend for PostgresBackend {
             Trouble::Silent(within) => Fault::silent(address, within),
             Trouble::Abandoned => Fault::abandoned(address),
             Trouble::TooLate => Fault::too_late(address),
+            Trouble::Fenced => Fault::fenced(address),
             Trouble::Garbled(what) => Fault::given_up(address, what),
             Trouble::NoPush(reason) => Fault::unusable(address, reason),
             Trouble::NoOwner | Trouble::Unconfirmed(_) => {

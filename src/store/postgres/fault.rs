@@ -242,6 +242,12 @@ impl Fault {
         ))
     }
 
+    pub(super) fn fenced(address: &str) -> Self {
+        Self::passing(format!(
+            "PostgreSQL at {address}: a transaction is still fenced by the lease"
+        ))
+    }
+
     pub(super) fn abandoned(address: &str) -> Self {
         Self {
             text: format!(

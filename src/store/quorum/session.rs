@@ -105,6 +105,11 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How long the answer of a node may take, with the time for a first connection.
+    fn answers_within(&self, node: &NodeSession) -> Duration {
+        self.config.response_timeout + node.session.connects_within()
+    }
+
     /// Changes the state, and does what follows once it is unlocked.
     fn handle(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
         let mut state = self.lock();
@@ -246,11 +251,13 @@ impl Session for QuorumSession {
         let core = self.core.clone();
         async move {
             let size = core.nodes.len();
-            let (quorum, within) = (Quorum { size }, core.config.response_timeout);
+            let quorum = Quorum { size };
             let answer = |outcome| Ok(Answer { at: 0, outcome });
             let asked = core.nodes.iter();
-            let asked = asked.map(|node| node.session.ask(key.clone(), op.clone()));
-            let asked = asked.map(|answered| timeout(within, answered));
+            let asked = asked.map(|node| {
+                let answered = node.session.ask(key.clone(), op.clone());
+                timeout(core.answers_within(node), answered)
+            });
             let mut asked: FuturesUnordered<_> = asked.collect();
             let (mut has, mut has_not, mut errors) = (0, 0, Vec::new());
             while let Some(answered) = asked.next().await {
@@ -284,9 +291,12 @@ impl Session for QuorumSession {
         let core = self.core.clone();
         async move {
             let size = core.nodes.len();
-            let (quorum, within) = (Quorum { size }, core.config.response_timeout);
+            let quorum = Quorum { size };
             let looks = core.nodes.iter();
-            let looks = looks.map(|node| timeout(within, node.session.inspect(key.clone())));
+            let looks = looks.map(|node| {
+                let look = node.session.inspect(key.clone());
+                timeout(core.answers_within(node), look)
+            });
             let mut looks: FuturesUnordered<_> = looks.collect();
             let (mut seen, mut errors) = (Vec::new(), Vec::new());
             while let Some(look) = looks.next().await {

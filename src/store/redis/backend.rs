@@ -224,6 +224,7 @@ impl Backend for RedisBackend {
             Trouble::Silent(within) => Fault::Silent { address, within },
             Trouble::Abandoned => Fault::Abandoned { address },
             Trouble::TooLate => Fault::TooLate { address },
+            Trouble::Fenced => unreachable!("Redis has no transactions"),
             Trouble::NoPush(reason) => {
                 let reason = reason.to_owned();
                 Fault::NoPush { address, reason }

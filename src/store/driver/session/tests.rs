@@ -10,6 +10,7 @@ use crate::CheckedServer;
 use crate::store::contract::{
     Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
 };
+use crate::store::driver::ServerClock;
 use crate::store::send_window::{Limits, SendWindow};
 use futures::StreamExt;
 
@@ -309,4 +310,39 @@ fn m4_an_attempt_that_becomes_a_ticket_tells_what_was_not_served() {
         change.effects.events.len()
     });
     assert_eq!(told, 1, "and the answer is still to come");
+}
+
+/// The time for a first connection is each node's own: that the first node was quick says nothing of the others.
+#[test]
+fn g2_each_node_has_a_first_connection() {
+    let session = session();
+    let (first, usual) = (Duration::from_secs(5), Duration::ZERO);
+    assert_eq!(session.connects_within(), first);
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    let connected = || Connected {
+        link: Silent,
+        no_push: None,
+        clock: ServerClock::told(0, Instant::now()),
+        identity: None,
+    };
+    let fail = |id, stood_since| {
+        let error = StoreError::new("gone");
+        let (sent, unsent) = (Vec::new(), Vec::new());
+        session.shared.lost(id, error, sent, unsent, stood_since);
+    };
+    session.shared.connected(0, "a:1", &connected());
+    assert_eq!(session.connects_within(), first, "b was not tried");
+    fail(1, None);
+    assert_eq!(session.connects_within(), usual, "b cannot be reached");
+    session.shared.connected(1, "b:1", &connected());
+    assert_eq!(session.connects_within(), usual);
+    // A connection ends while nobody uses it.
+    fail(1, Some(Instant::now()));
+    assert_eq!(session.connects_within(), usual, "it may be used");
+    assert_eq!(session.shared.next_attempt(1), None, "nobody uses it");
+    assert_eq!(session.connects_within(), first);
+    // The server cannot be reached, and nobody waits for it any more.
+    fail(1, None);
+    assert_eq!(session.shared.next_attempt(1), None);
+    assert_eq!(session.connects_within(), usual);
 }
