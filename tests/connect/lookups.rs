@@ -1,13 +1,16 @@
 //! Names of servers, as some resolvers and services give them.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::thread;
+use std::time::Instant;
 
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
-use crate::support::{Cluster, Lookups, RedisServer, Role, Watched, on_a_steady_machine};
-use crate::{BOUND, lazy, spawn, told};
+use crate::support::{
+    Cluster, Lookups, Proxy, RedisServer, Role, Watched, Way, on_a_steady_machine,
+};
+use crate::{BOUND, lazy, ms, spawn, told};
 
 /// What a process does that finds the server by its name.
 pub(crate) async fn run(role: &mut Role) {
@@ -25,10 +28,16 @@ pub(crate) async fn run(role: &mut Role) {
             role.say(format_args!("check {}", check.is_ok()));
         }
         "gives up" => {
-            let store = RedisStore::builder(&url).connect_timeout(crate::ms(300));
+            let store = RedisStore::builder(&url).connect_timeout(ms(300));
             let locks = LockRegistry::builder(store.connect_lazy().unwrap());
             let error = locks.build().unwrap().obtain("k").lease_once().await;
             role.say(format_args!("error {}", told(error)));
+        }
+        "is timed" => {
+            let begin = Instant::now();
+            let lease = lazy(&url).obtain("lease").lease_within(2 * BOUND).await;
+            assert!(lease.is_ok(), "{lease:?}");
+            role.say(format_args!("millis {}", begin.elapsed().as_millis()));
         }
         other => panic!("no such role: {other}"),
     }
@@ -164,4 +173,68 @@ async fn if_no_address_can_be_used_each_is_told() {
     let told = worker.expect_line("error", BOUND).await;
     assert!(told.contains("READONLY"), "{told}");
     assert!(told.contains("Connection refused"), "{told}");
+}
+
+/// Each address that did not finish within 250 ms had another set-up beside it, at the next address of the same server.
+#[tokio::test]
+async fn a_slow_server_with_two_addresses_sees_one_set_up() {
+    let (server, lookups) = (RedisServer::start(), Lookups::compile());
+    let proxy = Proxy::to(&server);
+    let port = proxy.port();
+    forward(&format!("127.0.0.2:{port}"), port);
+    on_a_steady_machine(async || {
+        // A set-up takes two of these, and the second address has its turn after 3.75 s.
+        proxy.delay(Way::ToServer, ms(700));
+        let url = format!("redis://redis-headless:{port}/?connect_timeout=10&response_timeout=3");
+        let env = [
+            ("URL", &*url),
+            ("LD_PRELOAD", lookups.library()),
+            ("LOOKUP_NAME", "redis-headless"),
+            ("LOOKUP_FIRST", "127.0.0.1"),
+            ("LOOKUP_SECOND", "127.0.0.2"),
+        ];
+        let before = proxy.accepted();
+        spawn("is timed", &env).expect_line("millis", BOUND).await;
+        assert_eq!(proxy.accepted() - before, 1);
+    })
+    .await;
+}
+
+/// Nobody answers there, not even with a refusal: its queue of connections is full.
+fn black_hole(at: SocketAddr) -> (tokio::net::TcpListener, Vec<TcpStream>) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(at).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let connect = |_| TcpStream::connect_timeout(&at, ms(200)).ok();
+    let waiting = (0..10).map_while(connect).collect::<Vec<_>>();
+    assert!(waiting.len() < 10, "it accepts more than it should");
+    (listener, waiting)
+}
+
+#[tokio::test]
+async fn an_address_that_swallows_packets_costs_a_quarter_of_a_second() {
+    let (server, lookups) = (RedisServer::start(), Lookups::compile());
+    let port = server.port();
+    let _gone = black_hole(SocketAddr::from(([127, 0, 0, 2], port)));
+    on_a_steady_machine(async || {
+        let url = format!("redis://redis-headless:{port}/");
+        let env = [
+            ("URL", &*url),
+            ("LD_PRELOAD", lookups.library()),
+            ("LOOKUP_NAME", "redis-headless"),
+            ("LOOKUP_FIRST", "127.0.0.2"),
+            ("LOOKUP_SECOND", "127.0.0.1"),
+        ];
+        let worker = spawn("is timed", &env);
+        let millis: u64 = worker
+            .expect_line("millis", BOUND)
+            .await
+            .trim()
+            .parse()
+            .unwrap();
+        // Less than the pause before another attempt: this one went on.
+        assert!((250..1600).contains(&millis), "{millis}");
+    })
+    .await;
 }

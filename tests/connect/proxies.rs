@@ -176,6 +176,27 @@ async fn an_attempt_that_hangs_does_not_keep_the_next_from_trying() {
     .await;
 }
 
+/// After a third of the time to connect each registry began another set-up, though the server was only slow: it got twice
+/// and three times the work because it had too much.
+#[tokio::test]
+async fn a_slow_server_sees_one_set_up_of_each_registry() {
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(&server);
+        // A set-up takes two of these; another one begins after 6.25 s.
+        proxy.delay(Way::ToServer, ms(2000));
+        let url = format!("{}?connect_timeout=10&response_timeout=3", proxy.url());
+        let fleet = [lazy(&url), lazy(&url), lazy(&url)];
+        let leases = fleet.iter().enumerate();
+        let leases = leases.map(|(key, locks)| locks.obtain(key.to_string()).lease());
+        for lease in futures::future::join_all(leases).await {
+            assert!(lease.unwrap().is_valid());
+        }
+        assert_eq!(proxy.accepted(), 3);
+    })
+    .await;
+}
+
 /// It ends each connection after a second of silence, and a renewal comes every ten.
 #[tokio::test]
 async fn a_proxy_that_ends_idle_connections_costs_no_lease() {

@@ -584,4 +584,43 @@ mod lookups {
             let _ = serving.await;
         }
     }
+
+    /// The second address was tried after an eighth of the time, though the first was at work.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_slow_server_with_two_addresses_sees_one_set_up() {
+        let server = PgServer::start();
+        PostgresStore::connect(server.url()).await.unwrap();
+        let proxy = Proxy::to_port(server.port());
+        let listener = TcpListener::bind(("127.0.0.2", proxy.port()))
+            .await
+            .unwrap();
+        let to = proxy.port();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await?;
+                    tokio::io::copy_bidirectional(&mut client, &mut server).await
+                });
+            }
+        });
+        on_a_steady_machine(async || {
+            // A set-up takes more than eight of these, and the second address has its turn after 7.5 s.
+            proxy.delay(Way::ToServer, ms(350));
+            let url = PgServer::url_at(proxy.port()).replace("127.0.0.1", "postgres-headless");
+            let url = format!(
+                "{url}{}connect_timeout=20",
+                if url.contains('?') { '&' } else { '?' }
+            );
+            let names = [
+                ("LOOKUP_NAME", "postgres-headless"),
+                ("LOOKUP_FIRST", "127.0.0.1"),
+                ("LOOKUP_SECOND", "127.0.0.2"),
+            ];
+            let (before, begin) = (proxy.accepted(), Instant::now());
+            tokio::task::block_in_place(|| run(&url, "1", &names));
+            assert!(begin.elapsed() > ms(2500), "{:?}", begin.elapsed());
+            assert_eq!(proxy.accepted() - before, 1);
+        })
+        .await;
+    }
 }

@@ -15,6 +15,7 @@ use super::node::Received;
 use super::request::Request;
 use super::server_clock::ServerClock;
 use super::subscriptions::Order;
+use crate::store::attempts::SetUps;
 use crate::store::contract::{KeyStatus, Outcome, ServerTime};
 use crate::store::send_window::Limits;
 use crate::{CheckedServer, StoreError};
@@ -60,10 +61,12 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
         false
     }
 
-    /// Connects, and learns whether pushes arrive (O4). Cancel safe: no step touches a lock.
+    /// Connects, and learns whether pushes arrive (O4). Is counted in `set_ups` from when a server has accepted the
+    /// connection. Cancel safe: no step touches a lock.
     fn connect<'a>(
         self: &'a Arc<Self>,
         hello: Hello<'a, <Self::Link as Link>::Trace>,
+        set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<Self::Link>, StoreError>>;
 
     /// How long that may take.

@@ -22,16 +22,13 @@ use super::session::{NodeId, Shared};
 use super::subscriptions::{CLEANUP, UNCONFIRMED};
 use crate::StoreError;
 use crate::roaming::time::sleep_until;
-use crate::store::attempts::first_success;
+use crate::store::attempts::{ATTEMPTS, Pace, SetUps, first_success};
 use crate::store::contract::{OpError, StoreEvent};
 use crate::store::send_window::{Priority, SendWindow};
 use crate::user_code::log;
 
 /// A connection is closed after this time without use, unless leases or callers need it.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
-
-/// How many attempts to connect there are at once, at most.
-const ATTEMPTS: u32 = 3;
 
 /// If the last answers went to more callers than this, more requests may follow at once.
 const FEW: usize = 2;
@@ -194,10 +191,11 @@ impl<B: Backend> NodeTask<B> {
         // One that hangs, as at an address that is gone, does not keep the next from trying. The first counts however it
         // ends: after its failure there is a pause (G1). A later one counts if it succeeds, since it may have failed
         // because of those before it: some users may have few connections.
-        let patience = (within / ATTEMPTS).max(self.shared.config.response_timeout);
+        let set_ups = SetUps::default();
+        let pace = Pace::of_attempts(&set_ups, within, self.shared.config.response_timeout);
         let failed = Mutex::new(None);
         let attempts = (0..ATTEMPTS).map(|index| {
-            let (connecting, failed) = (backend.connect(hello.clone()), &failed);
+            let (connecting, failed) = (backend.connect(hello.clone(), &set_ups), &failed);
             let attempt = async move {
                 match connecting.await {
                     Err(error) if index > 0 => {
@@ -211,7 +209,7 @@ impl<B: Backend> NodeTask<B> {
         });
         // The store gives up by itself, and knows better why.
         let until = Instant::now() + within + within / 8;
-        let connected = first_success(attempts, patience, until).await;
+        let connected = first_success(attempts, pace, until).await;
         let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
         let connected = connected.unwrap_or_else(silent);
         // Those that were answered know more than the first, which was not.

@@ -15,6 +15,7 @@ use super::hello::Process;
 use super::link::PostgresLink;
 use super::scan;
 use super::store::Settings;
+use crate::store::attempts::SetUps;
 use crate::store::driver::{Address, Backend, Connected, Hello, Trouble};
 use crate::store::send_window::Limits;
 use crate::{CheckedServer, StoreError};
@@ -73,9 +74,10 @@ impl Backend for PostgresBackend {
     fn connect<'a>(
         self: &'a Arc<Self>,
         hello: Hello<'a, Vec<Process>>,
+        set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<PostgresLink>, StoreError>> {
         let predecessors = hello.predecessor.map_or(&[][..], |all| all);
-        async move { Ok(self.set_up(predecessors).await?) }.boxed()
+        async move { Ok(self.set_up_as_one_of(predecessors, set_ups).await?) }.boxed()
     }
 
     fn connect_timeout(&self) -> Duration {

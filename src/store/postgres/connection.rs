@@ -17,6 +17,7 @@ use super::call::{Argument, Names, Prepared, bounded};
 use super::fault::{Address, Fault};
 use super::secure::Secured;
 use crate::roaming::time::timeout_at;
+use crate::store::attempts::SetUp;
 
 /// When an answer must be there.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,8 @@ pub(super) struct Connection {
     /// The server process, if the session is known to be ours: no pooler is between.
     pub(super) process: Option<i32>,
     pub(super) patience: Patience,
+    /// Until it is ready for calls.
+    pub(super) set_up: Option<SetUp>,
     messages: BoxStream<'static, Result<AsyncMessage, Error>>,
     /// Notices that came while an answer was waited for.
     heard: VecDeque<Notification>,
@@ -47,6 +50,7 @@ impl Connection {
     pub(super) fn new(
         address: Address,
         patience: Patience,
+        set_up: SetUp,
         client: Client,
         mut connection: tokio_postgres::Connection<Secured, Secured>,
     ) -> Self {
@@ -56,6 +60,7 @@ impl Connection {
             address,
             process: None,
             patience,
+            set_up: Some(set_up),
             messages: stream::poll_fn(move |cx| connection.poll_message(cx)).boxed(),
             heard: VecDeque::new(),
             end: None,

@@ -14,6 +14,7 @@ use super::fault::Fault;
 use super::link::PostgresLink;
 use super::schema;
 use crate::roaming::time::timeout;
+use crate::store::attempts::SetUps;
 use crate::store::driver::{Connected, ServerClock};
 
 /// A server process, by which a later connection ends it.
@@ -25,8 +26,17 @@ impl PostgresBackend {
         self: &Arc<Self>,
         predecessors: &[Process],
     ) -> Result<Connected<PostgresLink>, Fault> {
+        self.set_up_as_one_of(predecessors, &SetUps::default())
+            .await
+    }
+
+    pub(super) async fn set_up_as_one_of(
+        self: &Arc<Self>,
+        predecessors: &[Process],
+        set_ups: &SetUps,
+    ) -> Result<Connected<PostgresLink>, Fault> {
         let settings = &self.settings;
-        let mut first = settings.endpoint.connect().await?;
+        let mut first = settings.endpoint.connect_as_one_of(set_ups).await?;
         // What stays in a session, as its number and its channel, must not come into one that a pooler gives to others.
         let mut number = match first.process.is_some() && !settings.is_pooler {
             true => rand::random_range(1..=i64::MAX),
@@ -76,6 +86,7 @@ impl PostgresBackend {
         }
         for connection in &mut connections {
             connection.patience = Patience::Each(self.within);
+            connection.set_up = None;
         }
         Ok(Connected {
             link: PostgresLink::new(self.clone(), connections, number, processes),

@@ -19,6 +19,7 @@ use super::scan;
 use super::script::{self, Script};
 use super::slots::SLOTS;
 use super::topology::Topology;
+use crate::store::attempts::SetUps;
 use crate::store::contract::SessionConfig;
 use crate::store::driver::{
     Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, SlotSet, Trouble,
@@ -89,10 +90,18 @@ impl RedisBackend {
         self: &Arc<Self>,
         hello: Hello<'_, ClientId>,
     ) -> Result<Connected<Primary>, Fault> {
+        self.open_as_one_of(hello, &SetUps::default()).await
+    }
+
+    async fn open_as_one_of(
+        self: &Arc<Self>,
+        hello: Hello<'_, ClientId>,
+        set_ups: &SetUps,
+    ) -> Result<Connected<Primary>, Fault> {
         let endpoint = self.topology.endpoint(hello.address, self.times());
         let endpoint = endpoint.await?;
         // Of several addresses one may be that of a replica, which takes no writes.
-        let opened = endpoint.at_any_address(self.connect_within, |endpoint| {
+        let opened = endpoint.at_any_address(self.connect_within, set_ups, |endpoint| {
             let (backend, hello) = (self.clone(), hello.clone());
             async move { backend.set_up(&endpoint, hello).await }.boxed()
         });
@@ -202,8 +211,9 @@ impl Backend for RedisBackend {
     fn connect<'a>(
         self: &'a Arc<Self>,
         hello: Hello<'a, ClientId>,
+        set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<Primary>, StoreError>> {
-        async move { Ok(self.open(hello).await?) }.boxed()
+        async move { Ok(self.open_as_one_of(hello, set_ups).await?) }.boxed()
     }
 
     fn connect_timeout(&self) -> Duration {

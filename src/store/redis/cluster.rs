@@ -10,7 +10,7 @@ use super::backend::Times;
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::slots::SLOTS;
-use crate::store::attempts::first_success;
+use crate::store::attempts::{Pace, first_success};
 use crate::store::driver::{Address, Slot, SlotMap};
 
 /// The next node is asked as well when one has not answered within this part of the response time-out.
@@ -79,8 +79,8 @@ impl Seeds {
             .boxed()
         });
         // One after the other, without waiting for one that is slow before the next is asked.
-        let (patience, until) = (times.answer / NEXT_AFTER, Instant::now() + within);
-        let found = first_success(attempts, patience, until).await;
+        let pace = Pace::regular(times.answer / NEXT_AFTER);
+        let found = first_success(attempts, pace, Instant::now() + within).await;
         let failed = match found {
             Ok(map) => return Ok(map),
             Err(failed) => failed,

@@ -23,13 +23,10 @@ use super::login;
 use super::options::{EXPECTED, INSTEAD, scheme_fault, settings};
 use super::stream::Opener;
 use crate::roaming::time::timeout;
-use crate::store::attempts::first_success;
+use crate::store::attempts::{Pace, SetUps, first_success};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::url::{UrlOptions, UrlSettings};
-
-/// The next address of a host is tried when the one before it has not answered for so long.
-const NEXT_ADDRESS: Duration = Duration::from_millis(250);
 
 /// Why a user's own client cannot be taken.
 const UNVERIFIED: &str = "a client without verification is not taken: use a url with \
@@ -58,6 +55,8 @@ pub(super) struct Endpoint {
     opener: Opener,
     /// One of the addresses of the host.
     pub(super) at: Option<SocketAddr>,
+    /// Of the connection that is made there, if more than one attempt may go on.
+    set_ups: Option<SetUps>,
     /// In place of user and password in `info`.
     pub(super) credentials: Option<Source>,
     /// Named by sentinels, which may be wrong: its role is checked at each connection.
@@ -167,6 +166,7 @@ impl Endpoint {
             info,
             opener,
             at: None,
+            set_ups: None,
             credentials: None,
             must_be_primary: false,
             speaks_resp2: false,
@@ -227,6 +227,7 @@ impl Endpoint {
             address: told(&addr),
             info: self.info.clone().set_addr(addr),
             at: None,
+            set_ups: None,
             ..self.clone()
         }
     }
@@ -240,6 +241,7 @@ impl Endpoint {
     pub(super) async fn at_any_address<'a, T>(
         &self,
         within: Duration,
+        set_ups: &SetUps,
         connect: impl Fn(Self) -> BoxFuture<'a, Result<T, Fault>>,
     ) -> Result<T, Fault> {
         // Each attempt knows why it takes so long.
@@ -249,6 +251,13 @@ impl Endpoint {
             self.info.addr()
         else {
             return connect(self.clone()).await;
+        };
+        let connect = |at| {
+            let endpoint = self.clone().at(Some(at));
+            connect(Self {
+                set_ups: Some(set_ups.clone()),
+                ..endpoint
+            })
         };
         let found = timeout(within, lookup_host((host.as_str(), *port))).await;
         let found = match found {
@@ -260,10 +269,8 @@ impl Endpoint {
         };
         let mut addresses = found.map_err(|error| self.fault(error.into(), false))?;
         addresses.dedup();
-        let attempts = addresses
-            .iter()
-            .map(|address| connect(self.clone().at(Some(*address))));
-        let connected = first_success(attempts, NEXT_ADDRESS, until).await;
+        let pace = Pace::of_addresses(set_ups, addresses.len(), within);
+        let connected = first_success(addresses.into_iter().map(connect), pace, until).await;
         connected.map_err(|mut failed| match &failed.errors[..] {
             [] => self.fault(timed_out(began, within).into(), false),
             [_] => failed.errors.swap_remove(0),
@@ -318,8 +325,9 @@ impl Endpoint {
             newer = Some(following);
         }
         let opening = async {
-            let stream = self.opener.open(&self.info, self.at).await?;
-            let mut link = Link::new(stream, self.address.clone(), within);
+            let opened = self.opener.open(&self.info, self.at, self.set_ups.as_ref());
+            let (stream, set_up) = opened.await?;
+            let mut link = Link::new(stream, set_up, self.address.clone(), within);
             login::log_in(&mut link, &settings).await?;
             Ok(link)
         };

@@ -16,6 +16,7 @@ use super::fault::{ErrorReply, Fault};
 use super::incoming::Incoming;
 use super::stream::Stream;
 use crate::roaming::time::{Sleep, sleep_until, timeout};
+use crate::store::attempts::SetUp;
 use crate::store::driver::Address;
 use crate::user_code::log;
 
@@ -55,6 +56,8 @@ pub(super) struct Link<T = ()> {
     /// At the latest when the oldest request is overdue.
     alarm: Pin<Box<Sleep>>,
     renewal: Option<Renewal>,
+    /// Until it is ready for calls.
+    set_up: Option<SetUp>,
 }
 
 /// What the server said, and the request that it answers.
@@ -80,7 +83,12 @@ enum Purpose<T> {
 }
 
 impl<T> Link<T> {
-    pub(super) fn new(stream: Pin<Box<dyn Stream>>, address: Address, within: Duration) -> Self {
+    pub(super) fn new(
+        stream: Pin<Box<dyn Stream>>,
+        set_up: Option<SetUp>,
+        address: Address,
+        within: Duration,
+    ) -> Self {
         Self {
             address,
             within,
@@ -96,11 +104,13 @@ impl<T> Link<T> {
             pushed: VecDeque::new(),
             alarm: Box::pin(sleep_until(Instant::now() + within)),
             renewal: None,
+            set_up,
         }
     }
 
-    /// From now on a request must be answered within this time.
+    /// It is set up: from now on a request must be answered within this time.
     pub(super) fn answers_within(&mut self, within: Duration) {
+        self.set_up = None;
         self.within = within;
         self.alarm.as_mut().reset(Instant::now() + within);
     }

@@ -15,7 +15,7 @@ use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::link::Link;
 use crate::roaming::time::{sleep, timeout};
-use crate::store::attempts::first_success;
+use crate::store::attempts::{Pace, first_success};
 use crate::store::url::UrlOptions;
 
 const EXPECTED: &str = "redis+sentinel://[[user:]password@]host[:port],host[:port]/service[/db]\
@@ -115,7 +115,7 @@ impl Sentinels {
             .boxed()
         });
         let until = Instant::now() + within;
-        match first_success(attempts, times.answer, until).await {
+        match first_success(attempts, Pace::regular(times.answer), until).await {
             Ok((index, primary)) => {
                 self.first.store(index, Ordering::Relaxed);
                 Ok(primary)

@@ -18,6 +18,7 @@ use tokio::net::UnixStream;
 use tokio::net::{TcpStream, lookup_host};
 
 use crate::roaming::stream::Roaming;
+use crate::store::attempts::{SetUp, SetUps};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 
@@ -37,13 +38,19 @@ pub(super) enum Opener {
 }
 
 impl Opener {
-    /// Connects at this address, or to any of those that the host has.
+    /// Connects at this address, or to any of those that the host has. What follows is one of `set_ups`.
     pub(super) async fn open(
         &self,
         info: &ConnectionInfo,
         at: Option<SocketAddr>,
-    ) -> RedisResult<Pin<Box<dyn Stream>>> {
-        Ok(match (self, info.addr()) {
+        set_ups: Option<&SetUps>,
+    ) -> RedisResult<(Pin<Box<dyn Stream>>, Option<SetUp>)> {
+        let begin = async || match set_ups {
+            Some(set_ups) => Some(set_ups.begin().await),
+            None => None,
+        };
+        let mut set_up = None;
+        let stream: Pin<Box<dyn Stream>> = match (self, info.addr()) {
             (Self::Unusable(reason), _) => return Err((InvalidClientConfig, *reason).into()),
             #[cfg(feature = "tls-rustls")]
             (Self::Tls(tls), ConnectionAddr::TcpTls { host, port, .. }) => {
@@ -52,17 +59,21 @@ impl Opener {
                     InvalidClientConfig,
                     "the host name cannot be in a certificate",
                 ))?;
+                set_up = begin().await;
                 Box::pin(tls.connector().await?.connect(name, stream).await?)
             }
             (_, ConnectionAddr::Tcp(host, port)) => {
-                Box::pin(connect_tcp(host, *port, at, info.tcp_settings()).await?)
+                let stream = connect_tcp(host, *port, at, info.tcp_settings()).await?;
+                set_up = begin().await;
+                Box::pin(stream)
             }
             #[cfg(unix)]
             (_, ConnectionAddr::Unix(path)) => {
                 Box::pin(Roaming::new(UnixStream::connect(path).await?))
             }
             _ => return Err((InvalidClientConfig, "unsupported kind of address").into()),
-        })
+        };
+        Ok((stream, set_up))
     }
 }
 

@@ -15,6 +15,7 @@ use super::fault::Fault;
 use super::link::Link;
 use super::sentinel::Sentinels;
 
+use crate::store::attempts::SetUps;
 use crate::store::driver::Address;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
@@ -144,7 +145,8 @@ impl Topology {
             _ => {
                 let within = times.connect;
                 let endpoint = self.endpoint("", times).await?;
-                let tried = endpoint.at_any_address(within, |endpoint| {
+                let set_ups = SetUps::default();
+                let tried = endpoint.at_any_address(within, &set_ups, |endpoint| {
                     async move { endpoint.try_out(within).await }.boxed()
                 });
                 tried.await.inspect_err(|_| self.doubt())

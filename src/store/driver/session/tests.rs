@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::super::backend::{Address, Call, Hello, Incoming, Link, Replies, Reply, Slot};
 use super::*;
 use crate::CheckedServer;
+use crate::store::attempts::SetUps;
 use crate::store::contract::{
     Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
 };
@@ -66,6 +67,7 @@ impl Backend for Halves {
     fn connect<'a>(
         self: &'a Arc<Self>,
         _: Hello<'a, ()>,
+        _: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<Silent>, StoreError>> {
         pending().boxed()
     }

@@ -29,7 +29,7 @@ fn pair<T>() -> (Link<T>, DuplexStream) {
 }
 
 fn over<T>(stream: Pin<Box<dyn Stream>>) -> Link<T> {
-    Link::new(stream, "a:1".into(), BOUND)
+    Link::new(stream, None, "a:1".into(), BOUND)
 }
 
 fn ping() -> Cmd {
