@@ -11,6 +11,7 @@ use pin_project::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use crate::lease::LeaseView;
+use crate::once_a_minute::OnceAMinute;
 use crate::operation::Operation;
 use crate::options::LockOptions;
 use crate::renewal::Renewal;
@@ -48,8 +49,8 @@ impl Lock {
     /// for the next leader after a crash.
     ///
     /// While the store cannot be reached, a leader leads until its lease ends; then it is a `Follower`, as a new
-    /// candidate is. Temporary failures are retried for ever, after pauses that grow to 5 s, each with a warning in the
-    /// log: a store that refuses (a wrong password, a missing right) or is [too slow](LockError::TooSlow) for the ttl,
+    /// candidate is. Temporary failures are retried for ever, after pauses that grow to 5 s, with a warning in the log
+    /// once a minute: a store that refuses (a wrong password, a missing right) or is [too slow](LockError::TooSlow) for the ttl,
     /// a queue that is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. Permanent ones yield
     /// [`Ended`](Leadership::Ended), and then the stream ends: [`Closed`](LockError::Closed),
     /// [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or setting.
@@ -154,6 +155,8 @@ struct Candidate {
     /// Delays the attempt that follows a failure.
     pause: Option<Pin<Box<Sleep>>>,
     pauses: Pauses,
+    /// Failures that the log was told of.
+    told: OnceAMinute,
 }
 
 impl Candidate {
@@ -172,6 +175,7 @@ impl Candidate {
             first: true,
             pause: None,
             pauses: pauses(),
+            told: OnceAMinute::default(),
         };
         (candidate, scope)
     }
@@ -190,7 +194,10 @@ impl Candidate {
         let first = std::mem::take(&mut self.first);
         match &error {
             // It has led.
-            LockError::Lost { .. } => self.pauses = pauses(),
+            LockError::Lost { .. } => {
+                self.pauses = pauses();
+                self.told = OnceAMinute::default();
+            }
             // The first attempt does not wait; the next one does.
             LockError::NotAcquired { .. } if first => {}
             // Rights may be granted, and servers come back, be it much later. An attempt that
@@ -203,13 +210,18 @@ impl Candidate {
                     .pauses
                     .next()
                     .expect("an exponential policy never ends");
-                log!(
-                    warn,
-                    key = error.key(),
-                    error = &error as &(dyn std::error::Error + 'static),
-                    ?pause,
-                    "campaign failed, starting over after a pause"
-                );
+                let (key, cause) = (error.key(), &error as &(dyn std::error::Error + 'static));
+                if self.told.is_news(&error.to_string()) {
+                    log!(
+                        warn,
+                        key,
+                        error = cause,
+                        ?pause,
+                        "campaign failed, starting over after a pause"
+                    );
+                } else {
+                    log!(debug, key, error = cause, ?pause, "campaign failed again");
+                }
                 self.pause = Some(Box::pin(sleep(pause)));
             }
             _ => return Err(error),

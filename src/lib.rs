@@ -120,6 +120,7 @@ mod manual;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod mode;
+mod once_a_minute;
 mod operation;
 mod options;
 mod reentrancy;

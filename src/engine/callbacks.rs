@@ -6,12 +6,13 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use smallvec::SmallVec;
 
+use super::lease_log::LeaseLog;
 use super::waiter_state::WaiterState;
 use crate::Token;
 use crate::loss::LossCause;
 use crate::repeat::Pauses;
 use crate::settings::OnFinish;
-use crate::user_code::{self, log};
+use crate::user_code;
 
 /// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked. What follows from most
 /// verdicts needs no allocation.
@@ -53,36 +54,28 @@ impl Callbacks {
         }
     }
 
-    pub(super) fn run(&mut self) {
+    pub(super) fn run(&mut self, log: &LeaseLog) {
         for waker in self.wakers.drain(..) {
             user_code::run("a waker", || waker.wake());
         }
         if let Some(rare) = self.rare.take() {
-            rare.run();
+            rare.run(log);
         }
         self.policies.drain(..).for_each(user_code::discard);
     }
 }
 
 impl Rare {
-    fn run(self) {
+    fn run(self, log: &LeaseLog) {
         // First: work whose lease is lost stops before it is logged.
         for watcher in self.watchers {
             user_code::run("a waker", || watcher.wake());
         }
         for (key, token, left) in self.late {
-            let (key, token) = (&*key, token.get());
-            log!(
-                warn,
-                key,
-                token,
-                ?left,
-                "renewal not confirmed yet, retrying until the deadline"
-            );
+            log.late(&key, token, left);
         }
         for (key, token, cause) in self.lost {
-            let (key, token) = (&*key, token.get());
-            log!(warn, key, token, "lease lost: {cause}");
+            log.lost(&key, token, &cause);
         }
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::event_bus::EventBus;
 use super::failure::Caller;
+use super::lease_log::LeaseLog;
 use super::phase::EndMode;
 use super::state::{Deferred, PIECE, State};
 use super::timer::Timer;
@@ -53,6 +54,7 @@ pub(crate) struct Engine {
     /// Notified when no key is in use.
     pub(super) idle: Notify,
     pub(super) heartbeat: Arc<Heartbeat>,
+    pub(super) lease_log: LeaseLog,
 }
 
 /// The part of a registry that views of a lease need. They do not keep it alive.
@@ -120,6 +122,7 @@ impl Engine {
             let lost = Arc::new(DroppedOps::new(timer.wake_up()));
             let heartbeat = Heartbeat::new(tasks.clone(), me.clone(), settings.renew_while_busy);
             let ids = Ids::new(settings.rules(), rand::random());
+            let lease_log = LeaseLog::new(settings.prefix.clone(), timer.wake_up());
             Self {
                 events: EventBus::new(&settings, instance.clone(), clock.clone()),
                 instance,
@@ -142,7 +145,7 @@ impl Engine {
                     queue: true,
                     away: None,
                     up: None,
-                    warned: false,
+                    outage: None,
                     server: None,
                     renews: false,
                     closed: false,
@@ -152,6 +155,7 @@ impl Engine {
                 lost,
                 idle: Notify::new(),
                 heartbeat: Arc::new(heartbeat),
+                lease_log,
             }
         })
     }
@@ -577,16 +581,18 @@ impl Engine {
         });
         deferred.earlier = false;
         self.deliver(&mut deferred);
+        let log_due = self.lease_log.sum_up(Instant::now());
         let Some((is_more_due, next, session)) = due else {
             return Next::Event;
         };
         if let Some(session) = session {
             self.guarded(|| session.start());
         }
-        match next {
+        let next = next.map(|moment| self.view_context.clock.instant(moment));
+        match next.into_iter().chain(log_due).min() {
             _ if is_more_due => Next::Now,
             None => Next::Event,
-            Some(moment) => Next::At(self.view_context.clock.instant(moment)),
+            Some(instant) => Next::At(instant),
         }
     }
 }
@@ -597,6 +603,7 @@ impl Drop for Engine {
         self.view_context.timer.wake();
         self.events.end();
         self.events.flush();
+        self.lease_log.end();
         let repeat = mem::take(&mut self.settings.repeat);
         user_code::discard(repeat);
     }

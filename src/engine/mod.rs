@@ -14,6 +14,7 @@
 //! | `waiter_state.rs` | one caller, shared between its future and the engine |
 //! | `phase.rs` | how far a caller has come |
 //! | `callbacks.rs` | the user's code that runs after a change |
+//! | `lease_log.rs` | the warnings about leases |
 //! | `event_bus.rs` | the events that [`LockRegistry::events`](crate::LockRegistry::events) yields |
 //! | `shutdown.rs` | the end of a registry |
 //! | `failure.rs` | a panic of our own closes the registry |
@@ -22,6 +23,7 @@ mod callbacks;
 mod core;
 mod event_bus;
 mod failure;
+mod lease_log;
 mod phase;
 mod shutdown;
 mod state;

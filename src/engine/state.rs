@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::callbacks::Callbacks;
 use super::core::Engine;
@@ -11,6 +12,7 @@ use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::waiter_state::WaiterState;
 use crate::StoreError;
+use crate::once_a_minute::OnceAMinute;
 use crate::store::contract::{KeyScope, Op, Session};
 use crate::turnstile::{Effect, EventCx, FOREVER, Ids, Lines, Moment, WaiterId};
 
@@ -45,8 +47,8 @@ pub(super) struct State {
     pub(super) away: Option<(KeyScope, StoreError)>,
     /// Whether the store was up when it reported last.
     pub(super) up: Option<bool>,
-    /// Whether the log has a warning of the outage that lasts.
-    pub(super) warned: bool,
+    /// While the store, or a part of it, is unreachable.
+    pub(super) outage: Option<Outage>,
     /// The server of the last connection, if it has told which it is.
     pub(super) server: Option<Arc<str>>,
     /// Whether any of the keys in use may have a lease that is renewed; perhaps of one that was.
@@ -57,6 +59,23 @@ pub(super) struct State {
     /// Keeps the registry alive while a key is in use: after its last handle is dropped, leases must
     /// still be released.
     pub(super) keep_alive: Option<Arc<Engine>>,
+}
+
+/// An outage, and what the log has of it.
+pub(super) struct Outage {
+    pub(super) since: Instant,
+    pub(super) log: OnceAMinute,
+    pub(super) is_told: bool,
+}
+
+impl Outage {
+    pub(super) fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            log: OnceAMinute::default(),
+            is_told: false,
+        }
+    }
 }
 
 pub(super) struct Entry {

@@ -129,7 +129,7 @@ impl Engine {
             self.revoke(&caller, on_finish);
         }
         // Last, since it is the user's code: it must not delay a release.
-        deferred.callbacks.run();
+        deferred.callbacks.run(&self.lease_log);
         let remains = deferred.remains.take();
         if let Some(failure) = remains.as_ref().and_then(|it| it.failure.as_ref()) {
             log!(error, "internal error, registry closed: {failure}");

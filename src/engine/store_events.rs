@@ -1,13 +1,16 @@
 //! Handles what the store reports.
 
 use std::any::Any;
-use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::core::Engine;
-use super::state::{ChangeCx, State};
+use super::state::{ChangeCx, Outage, State};
 use crate::StoreError;
 use crate::events::LockEvent;
+use crate::settings::Settings;
 use crate::store::contract::{Grant, KeyScope, Op, StoreEvent, StoreEvents};
 use crate::turnstile::Lines;
 use crate::user_code::log;
@@ -64,14 +67,14 @@ impl Engine {
                 queue,
                 complete,
             } => {
-                let (mut was_warned, elsewhere) = (false, self.is_other_server());
+                let (mut outage, elsewhere) = (None, self.is_other_server());
                 let told = |state: &mut State| {
                     if matches!(scope, KeyScope::All) {
                         state.queue = queue;
                     }
                     if complete {
                         state.away = None;
-                        was_warned = mem::take(&mut state.warned);
+                        outage = state.outage.take();
                         if state.up.replace(true) != Some(true) {
                             self.events.send(|| LockEvent::StoreUp {});
                         }
@@ -84,12 +87,13 @@ impl Engine {
                         lines.up(cx, queue);
                     }],
                 );
-                if was_warned {
-                    log!(info, "store reachable again");
+                if let Some(outage) = outage.filter(|outage| outage.is_told) {
+                    let (prefix, name, away_for) = self.about(outage.since);
+                    log!(info, prefix, name, ?away_for, "store reachable again");
                 }
             }
             StoreEvent::Down { scope, error } => {
-                let mut warns = false;
+                let (mut warns, mut since) = (false, Instant::now());
                 let told = |state: &mut State| {
                     // Once for each outage, however often the store tries to reconnect.
                     if state.up.replace(false) != Some(false) {
@@ -107,15 +111,26 @@ impl Engine {
                     if is_used {
                         state.away = Some((scope.clone(), error.clone()));
                     }
-                    warns = !state.warned && !error.is_abandoned() && is_used;
-                    state.warned |= warns;
+                    let outage = state.outage.get_or_insert_with(Outage::new);
+                    warns =
+                        !error.is_abandoned() && is_used && outage.log.is_news(&error.to_string());
+                    outage.is_told |= warns;
+                    since = outage.since;
                 };
                 self.feed_scope(&scope, told, &[&|lines, cx| lines.down(cx, &error)]);
                 // Losses that follow are logged, so their cause is logged as well.
+                let (prefix, name, away_for) = self.about(since);
                 if warns {
-                    log!(warn, %error, "store unreachable, leases are not renewed");
+                    log!(
+                        warn,
+                        prefix,
+                        name,
+                        ?away_for,
+                        %error,
+                        "store unreachable, leases are not renewed"
+                    );
                 } else {
-                    log!(debug, %error, "store unreachable");
+                    log!(debug, prefix, name, ?away_for, %error, "store unreachable");
                 }
                 // The session's tasks may have ended with their runtime. The timer's task starts them again.
                 self.view_context.timer.wake();
@@ -126,6 +141,12 @@ impl Engine {
             | StoreEvent::Freed { .. }
             | StoreEvent::Unserved { .. } => unreachable!("those are for one key"),
         }
+    }
+
+    /// Which registry this is, and for how long its store was away.
+    fn about(&self, since: Instant) -> (&str, Option<&str>, Duration) {
+        let Settings { prefix, name, .. } = &self.settings;
+        (prefix, name.as_deref(), since.elapsed())
     }
 
     /// Notes which server the present connection leads to. Returns whether the last one led to another.

@@ -13,6 +13,7 @@ use tokio::task;
 
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
+use super::lease_log::LeaseLog;
 use super::phase::{EndMode, Phase};
 use crate::events::LockEvent;
 use crate::loss::LossCause;
@@ -409,7 +410,8 @@ impl WaiterState {
         callbacks.wakers.extend(state.waker.take());
         drop(state);
         let given_up = callbacks.take_given_up();
-        callbacks.run();
+        // It tells of no lease.
+        callbacks.run(&LeaseLog::default());
         given_up
     }
 

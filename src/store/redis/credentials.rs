@@ -12,6 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::fault::Fault;
+use crate::once_a_minute::OnceAMinute;
 use crate::roaming::runtime;
 use crate::roaming::time::{sleep, timeout};
 use crate::store::credentials::Credentials;
@@ -139,16 +140,22 @@ impl Newer {
 
     /// Hands on whatever new credentials there are. Ends when none will follow, or nobody takes them.
     async fn hand_to(mut self, newest: mpsc::Sender<Credentials>, address: Address) {
+        let mut told = OnceAMinute::default();
         while let Some(next) = self.next().await {
             match next {
                 Ok(credentials) => {
+                    told = OnceAMinute::default();
                     if newest.send(credentials).await.is_err() {
                         return;
                     }
                 }
                 Err(error) => {
                     let address = &*address;
-                    log!(warn, address, error, "no new credentials");
+                    if told.is_news(&error) {
+                        log!(warn, address, error, "no new credentials");
+                    } else {
+                        log!(debug, address, error, "no new credentials");
+                    }
                 }
             }
             sleep(PAUSE).await;

@@ -1,0 +1,117 @@
+//! The warnings about leases.
+//!
+//! An outage costs every lease of a registry, in every process of a fleet. So the first of a second have lines of their
+//! own, and one line counts the others. Events and metrics tell of each.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::Token;
+use crate::loss::LossCause;
+use crate::user_code::log;
+
+/// How many lines of a kind there are in a second.
+const LINES: usize = 20;
+const SPAN: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub(super) struct LeaseLog {
+    prefix: Arc<str>,
+    /// Wakes the timer's task, which sums up.
+    wake_up: Arc<Notify>,
+    late: Mutex<Burst>,
+    lost: Mutex<Burst>,
+}
+
+/// What was to be told within a second.
+#[derive(Default)]
+struct Burst {
+    ends: Option<Instant>,
+    count: usize,
+}
+
+/// Both are written where nothing is locked: the log sink is the user's code.
+impl LeaseLog {
+    pub(super) fn new(prefix: Arc<str>, wake_up: Arc<Notify>) -> Self {
+        Self {
+            prefix,
+            wake_up,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn late(&self, key: &str, token: Token, left: Duration) {
+        if self.has_line(&self.late) {
+            let token = token.get();
+            log!(
+                warn,
+                key,
+                token,
+                ?left,
+                "renewal not confirmed yet, retrying until the deadline"
+            );
+        }
+    }
+
+    pub(super) fn lost(&self, key: &str, token: Token, cause: &LossCause) {
+        if self.has_line(&self.lost) {
+            let token = token.get();
+            log!(warn, key, token, "lease lost: {cause}");
+        }
+    }
+
+    fn has_line(&self, burst: &Mutex<Burst>) -> bool {
+        self.sum_up(Instant::now());
+        let mut burst = lock(burst);
+        burst.ends.get_or_insert_with(|| Instant::now() + SPAN);
+        burst.count += 1;
+        if burst.count == LINES + 1 {
+            self.wake_up.notify_one();
+        }
+        burst.count <= LINES
+    }
+
+    /// Tells how many had no line of their own in a second that is over. Returns when that is to be called again.
+    pub(super) fn sum_up(&self, now: Instant) -> Option<Instant> {
+        let prefix = &*self.prefix;
+        for (burst, what) in [
+            (&self.late, "renewal not confirmed yet"),
+            (&self.lost, "lease lost"),
+        ] {
+            let ended = lock(burst).take_if_over(now);
+            if let Some(more @ 1..) = ended.map(|count| count.saturating_sub(LINES)) {
+                log!(warn, prefix, more, "{what}: and {more} more");
+            }
+        }
+        [&self.late, &self.lost]
+            .into_iter()
+            .filter_map(|burst| lock(burst).owed_at())
+            .min()
+    }
+}
+
+impl LeaseLog {
+    /// The registry goes.
+    pub(super) fn end(&self) {
+        self.sum_up(Instant::now() + SPAN);
+    }
+}
+
+impl Burst {
+    fn take_if_over(&mut self, now: Instant) -> Option<usize> {
+        self.ends.take_if(|ends| *ends <= now)?;
+        Some(std::mem::take(&mut self.count))
+    }
+
+    fn owed_at(&self) -> Option<Instant> {
+        self.ends.filter(|_| self.count > LINES)
+    }
+}
+
+fn lock(burst: &Mutex<Burst>) -> MutexGuard<'_, Burst> {
+    // Every change leaves it whole.
+    burst.lock().unwrap_or_else(PoisonError::into_inner)
+}
