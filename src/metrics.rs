@@ -14,6 +14,8 @@ use crate::events::LockEvent;
 
 const WAITING: &str = "lockstream_waiting";
 const HELD: &str = "lockstream_held";
+const STORE_UP: &str = "lockstream_store_up";
+const POLLING: &str = "lockstream_polling";
 const ACQUIRED: &str = "lockstream_acquired_total";
 const PASSED: &str = "lockstream_passed_total";
 const RENEWED: &str = "lockstream_renewed_total";
@@ -22,18 +24,27 @@ const RENEWAL_LATE: &str = "lockstream_renewal_late_total";
 const LOST: &str = "lockstream_lost_total";
 const GIVEN_UP: &str = "lockstream_given_up_total";
 const QUEUE_FULL: &str = "lockstream_queue_full_total";
+const DROPPED: &str = "lockstream_dropped_while_held_total";
 const STORE_DOWN: &str = "lockstream_store_down_total";
 const RUNTIME_BUSY: &str = "lockstream_runtime_busy_total";
 const WAIT: &str = "lockstream_wait_seconds";
 const HOLD: &str = "lockstream_hold_seconds";
 
-const GAUGES: [(&str, &str); 2] = [
+const GAUGES: [(&str, &str); 4] = [
     (WAITING, "Callers that wait for a lock."),
     (HELD, "Leases that are held or being released."),
+    (
+        STORE_UP,
+        "1 while the store can be reached, 0 while it cannot.",
+    ),
+    (
+        POLLING,
+        "1 while waiters poll, since nothing can be pushed.",
+    ),
 ];
 
 #[rustfmt::skip]
-const COUNTERS: [(&str, &str); 10] = [
+const COUNTERS: [(&str, &str); 11] = [
     (ACQUIRED, "Leases acquired."),
     (PASSED, "Leases acquired from another caller of the same registry, without asking the store."),
     (RENEWED, "Renewals that the store confirmed."),
@@ -42,6 +53,7 @@ const COUNTERS: [(&str, &str); 10] = [
     (LOST, "Leases that were over before their holders were done."),
     (GIVEN_UP, "Waits that ended with nothing."),
     (QUEUE_FULL, "Callers refused because max_waiters waited already."),
+    (DROPPED, "Locks whose last handle was dropped while held."),
     (STORE_DOWN, "Outages of the store."),
     (RUNTIME_BUSY, "Times that the runtime was too busy to renew leases, and a thread did."),
 ];
@@ -68,6 +80,7 @@ pub(crate) fn describe() {
 /// Counts one event.
 pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
     let count = |name: &'static str| counter!(name, "prefix" => prefix.clone()).increment(1);
+    let store_up = |up: f64| gauge!(STORE_UP, "prefix" => prefix.clone()).set(up);
     let waiting = || gauge!(WAITING, "prefix" => prefix.clone());
     let ended = |held: Duration| {
         gauge!(HELD, "prefix" => prefix.clone()).decrement(1);
@@ -103,11 +116,18 @@ pub(crate) fn record(event: &LockEvent, prefix: &Arc<str>) {
             waiting().decrement(1);
             count(QUEUE_FULL);
         }
-        LockEvent::StoreDown { .. } => count(STORE_DOWN),
+        LockEvent::DroppedWhileHeld { .. } => count(DROPPED),
+        LockEvent::StoreUp {} => store_up(1.0),
+        LockEvent::StoreDown { .. } => {
+            store_up(0.0);
+            count(STORE_DOWN);
+        }
         LockEvent::RuntimeBusy { .. } => count(RUNTIME_BUSY),
-        LockEvent::LastRenewal { .. }
-        | LockEvent::DroppedWhileHeld { .. }
-        | LockEvent::StoreUp { .. }
-        | LockEvent::Missed { .. } => {}
+        LockEvent::LastRenewal { .. } | LockEvent::Missed { .. } => {}
     }
+}
+
+/// Whether waiters poll, as far as is known.
+pub(crate) fn polls(is_so: bool, prefix: &Arc<str>) {
+    gauge!(POLLING, "prefix" => prefix.clone()).set(f64::from(u8::from(is_so)));
 }

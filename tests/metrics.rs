@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockstream::store::MemoryStore;
+use lockstream::store::{MemoryStore, QuorumStore};
 use lockstream::{FutureLockExt, LockRegistry, Renewal};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 
@@ -214,5 +214,39 @@ fn modes_are_told_apart() {
         assert_eq!(seen["acquired_total permit"], [2]);
         assert_eq!(seen["wait_seconds permit"].len(), 2);
         assert_eq!(seen["held"], [0]);
+    });
+}
+
+/// How the store is, and what is forgotten.
+#[test]
+fn an_outage_and_a_dropped_handle_are_seen() {
+    recorded(async |store, snapshotter| {
+        let locks = registry(store, "shop");
+        let lock = locks.obtain("a");
+        assert!(lock.acquire().await.unwrap());
+        store.set_offline(true);
+        tokio::time::sleep(ms(100)).await;
+        let seen = look(snapshotter, "shop");
+        assert_eq!(seen["store_up"], [0], "{seen:?}");
+        store.set_offline(false);
+        tokio::time::sleep(ms(100)).await;
+        drop(lock);
+        locks.drain(ms(1000)).await;
+        let seen = look(snapshotter, "shop");
+        assert_eq!(seen["store_up"], [1], "{seen:?}");
+        assert_eq!(seen["polling"], [0], "{seen:?}");
+        assert_eq!(seen["dropped_while_held_total"], [1], "{seen:?}");
+
+        // Its nodes push no grants.
+        let nodes = [MemoryStore::new(), MemoryStore::new(), MemoryStore::new()];
+        let quorum = QuorumStore::new(nodes).unwrap().quarantine(None);
+        let locks = LockRegistry::builder(quorum).prefix("quorum").build();
+        let lease = locks.unwrap().obtain("a").lease().await.unwrap();
+        lease.release().await.unwrap();
+        let seen = look(snapshotter, "quorum");
+        assert_eq!(
+            (&seen["polling"][..], &seen["store_up"][..]),
+            (&[1][..], &[1][..])
+        );
     });
 }

@@ -13,6 +13,8 @@ use crate::events::LockEvent;
 use crate::settings::Settings;
 use crate::store::contract::{Grant, KeyScope, Op, StoreEvent, StoreEvents};
 use crate::turnstile::Lines;
+#[cfg(feature = "metrics")]
+use crate::user_code;
 use crate::user_code::log;
 
 impl StoreEvents for Engine {
@@ -87,6 +89,10 @@ impl Engine {
                         lines.up(cx, queue);
                     }],
                 );
+                #[cfg(feature = "metrics")]
+                user_code::run("a metrics recorder", || {
+                    crate::metrics::polls(!queue, &self.settings.prefix);
+                });
                 if let Some(outage) = outage.filter(|outage| outage.is_told) {
                     let (prefix, name, away_for) = self.about(outage.since);
                     log!(info, prefix, name, ?away_for, "store reachable again");
