@@ -187,6 +187,11 @@ async fn the_url_of_a_pooler_alone_works_and_leaves_nothing() {
                 let left = left_behind(&client).await;
                 assert!(left.parse::<i32>().is_ok(), "{mode} {connections}: {left}");
             }
+            // The server ends the sessions of the direct one a moment after it has gone.
+            eventually("only those of the pooler are left", async || {
+                processes(&server).len() <= connections
+            })
+            .await;
             let now = processes(&server);
             if mode == "transaction" {
                 assert!(

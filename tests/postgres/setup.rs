@@ -1,9 +1,11 @@
 //! How the schema comes into a database, and who may use it.
 
+use std::time::{Duration, Instant};
+
 use lockstream::LockRegistry;
 use lockstream::store::PostgresStore;
 
-use crate::support::PgServer;
+use crate::support::{PgServer, on_a_steady_machine};
 use crate::{BOUND, builder, ms, told};
 
 #[tokio::test]
@@ -420,4 +422,28 @@ async fn a_host_that_is_silent_does_not_hide_the_next() {
         .unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     lease.release().await.unwrap();
+}
+
+/// It was waited for anew by each of several connections. So a reconnect took longer than a lease.
+#[tokio::test]
+async fn a_host_that_is_silent_is_waited_for_once() {
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!(
+            "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?sslmode=disable&connect_timeout=2",
+            silent.local_addr().unwrap().port(),
+            server.port()
+        );
+        let store = PostgresStore::builder(url).lanes(4).connect_lazy().unwrap();
+        let locks = builder(store).build().unwrap();
+        let begin = Instant::now();
+        let lease = locks.obtain("k").lease().await.unwrap();
+        // Four times two seconds it was.
+        assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+        lease.release().await.unwrap();
+        let connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockstream'";
+        assert_eq!(server.one::<i64>(connections), 4);
+    })
+    .await;
 }

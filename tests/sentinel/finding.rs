@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use lockstream::store::RedisStore;
@@ -203,6 +203,36 @@ async fn a_sentinel_that_is_wrong_is_not_believed() {
     replica.cmd(&["CONFIG", "SET", "replica-read-only", "no"]);
     let error = RedisStore::connect(url(&[&wrong])).await.unwrap_err();
     assert!(error.to_string().contains("not a primary"), "{error}");
+}
+
+/// It sends us to a server that accepts connections and says nothing: the attempt beside that one asks another sentinel.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_beside_one_that_hangs_asks_another_sentinel() {
+    on_a_steady_machine(async || {
+        let (primary, silent) = (
+            RedisServer::start(),
+            std::net::TcpListener::bind("127.0.0.1:0").unwrap(),
+        );
+        let (wrong, right) = (
+            Oracle::saying(silent.local_addr().unwrap().port()),
+            Oracle::saying(primary.port()),
+        );
+        let within = Duration::from_secs(8);
+        let mut begin;
+        loop {
+            let url = format!("{}?connect_timeout=8s", url(&[&wrong, &right]));
+            let locks = LockRegistry::builder_for(url).unwrap().build().unwrap();
+            begin = Instant::now();
+            let lease = locks.obtain("k").lease().await.unwrap();
+            lease.release().await.unwrap();
+            // Each registry begins with a random one.
+            if wrong.questions() > 0 {
+                break;
+            }
+        }
+        assert!(begin.elapsed() < within, "{:?}", begin.elapsed());
+    })
+    .await;
 }
 
 /// The primary is made a replica by hand, which ends no connection: its first refusal does, and the sentinels are asked

@@ -72,6 +72,11 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
     /// How long that may take.
     fn connect_timeout(&self) -> Duration;
 
+    /// How long connecting to one host may take, where a url names several.
+    fn host_timeout(&self) -> Duration {
+        self.connect_timeout()
+    }
+
     /// Which server has which slot; these servers may know it, and others.
     fn find_map(&self, _known: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
         unreachable!("all keys are on one server")
@@ -103,6 +108,8 @@ pub(crate) struct Hello<'a, T> {
     pub(crate) slots: SlotSet,
     /// Whether no connection to it was made before by this task.
     pub(crate) is_first: bool,
+    /// Whether another attempt hangs, beside which this one is made.
+    pub(crate) is_beside: bool,
     /// The connection before, if it ended with calls in flight: the server should end it before it does anything for us.
     pub(crate) predecessor: Option<&'a T>,
 }

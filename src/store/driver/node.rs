@@ -184,6 +184,7 @@ impl<B: Backend> NodeTask<B> {
             address: &self.address,
             slots: self.shared.change(|change| change.slots_of(self.id)),
             is_first: !self.has_connected,
+            is_beside: false,
             predecessor: self.predecessor.as_ref(),
         };
         let backend = &self.shared.backend;
@@ -192,10 +193,15 @@ impl<B: Backend> NodeTask<B> {
         // ends: after its failure there is a pause (G1). A later one counts if it succeeds, since it may have failed
         // because of those before it: some users may have few connections.
         let set_ups = SetUps::default();
-        let pace = Pace::of_attempts(&set_ups, within, self.shared.config.response_timeout);
+        let within_host = backend.host_timeout();
+        let pace = Pace::of_attempts(&set_ups, within_host, self.shared.config.response_timeout);
         let failed = Mutex::new(None);
         let attempts = (0..ATTEMPTS).map(|index| {
-            let (connecting, failed) = (backend.connect(hello.clone(), &set_ups), &failed);
+            let hello = Hello {
+                is_beside: index > 0,
+                ..hello.clone()
+            };
+            let (connecting, failed) = (backend.connect(hello, &set_ups), &failed);
             let attempt = async move {
                 match connecting.await {
                     Err(error) if index > 0 => {
@@ -212,9 +218,12 @@ impl<B: Backend> NodeTask<B> {
         let connected = first_success(attempts, pace, until).await;
         let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
         let connected = connected.unwrap_or_else(silent);
-        // Those that were answered know more than the first, which was not.
+        // Those that were answered know more than the first, if that was not.
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let connected = connected.map_err(|first| failed.unwrap_or(first))?;
+        let connected = connected.map_err(|first| match failed {
+            Some(later) if first.is_retryable() => later,
+            _ => first,
+        })?;
         self.has_connected = true;
         Ok(connected)
     }

@@ -40,6 +40,16 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
+    /// The same, of whose hosts this one was chosen.
+    pub(super) fn only(&self, site: &Site) -> Self {
+        let mut only = self.clone();
+        if self.sites.len() > 1 {
+            only.wanted = self.wanted.or(Some(Wanted::Writable));
+        }
+        only.sites = vec![site.clone()];
+        only
+    }
+
     /// Reads `postgres://[user[:password]@]host[:port][,host[:port]][/database][?options]`.
     pub(super) fn parse(url: &str) -> Result<(Self, StoreOptions), Fault> {
         let (base, query) = url.split_once('?').unwrap_or((url, ""));

@@ -8,6 +8,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::BoxStream;
 
+use super::address::Endpoint;
 use super::call::Names;
 use super::check;
 use super::fault::Fault;
@@ -81,10 +82,20 @@ impl Backend for PostgresBackend {
     }
 
     fn connect_timeout(&self) -> Duration {
-        // Each lane is connected by itself, and each host has its time.
-        let endpoint = &self.settings.endpoint;
-        let attempts = endpoint.sites.len() * self.settings.lanes;
-        endpoint.connect_within * u32::try_from(attempts).unwrap_or(u32::MAX)
+        // One connection after the other. Each host has its time, until one of them was chosen.
+        let of = |endpoint: &Endpoint, connections: usize| {
+            let attempts = endpoint.sites.len() + connections - 1;
+            endpoint.connect_within * u32::try_from(attempts).unwrap_or(u32::MAX)
+        };
+        let (endpoint, lanes) = (&self.settings.endpoint, self.settings.lanes);
+        match &self.settings.pooled {
+            None => of(endpoint, lanes),
+            Some(pooled) => of(endpoint, 1) + of(pooled, lanes),
+        }
+    }
+
+    fn host_timeout(&self) -> Duration {
+        self.settings.endpoint.connect_within
     }
 
     fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>> {

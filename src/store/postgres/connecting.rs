@@ -67,7 +67,11 @@ impl Endpoint {
         });
         let opened = first_success(attempts, pace, until).await;
         opened.map_err(|mut failed| match failed.errors.pop() {
-            Some(last) if !failed.is_late => last,
+            // What may pass counts: another address may be right, and only silent or not ready yet.
+            Some(last) if !failed.is_late => {
+                let passing = failed.errors.into_iter().find(Fault::is_passing);
+                passing.filter(|_| !last.is_passing()).unwrap_or(last)
+            }
             _ => Fault::silent(address, within),
         })
     }
@@ -94,6 +98,7 @@ impl Endpoint {
         })?;
         let told = told_process(&client).await;
         let mut connection = Connection::new(address.clone(), patience, set_up, client, connection);
+        connection.site = Some(site.clone());
         let client = connection.client.clone();
         let about = connection.get(client.simple_query(ABOUT)).await?;
         let row = about.iter().find_map(|message| match message {

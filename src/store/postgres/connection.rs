@@ -16,6 +16,7 @@ use tokio_postgres::{AsyncMessage, Client, Error, Notification, Row};
 use super::call::{Argument, Names, Prepared, bounded};
 use super::fault::{Address, Fault};
 use super::secure::Secured;
+use super::socket::Site;
 use crate::roaming::time::timeout_at;
 use crate::store::attempts::SetUp;
 
@@ -36,6 +37,8 @@ pub(super) struct Connection {
     pub(super) address: Address,
     /// The server process, if the session is known to be ours: no pooler is between.
     pub(super) process: Option<i32>,
+    /// The host that it leads to.
+    pub(super) site: Option<Site>,
     pub(super) patience: Patience,
     /// Until it is ready for calls.
     pub(super) set_up: Option<SetUp>,
@@ -59,6 +62,7 @@ impl Connection {
             prepared: None,
             address,
             process: None,
+            site: None,
             patience,
             set_up: Some(set_up),
             messages: stream::poll_fn(move |cx| connection.poll_message(cx)).boxed(),

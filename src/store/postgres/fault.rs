@@ -132,6 +132,10 @@ impl Fault {
         code.is_some_and(|code| code.code().starts_with("28"))
     }
 
+    pub(super) fn is_passing(&self) -> bool {
+        self.kind == Kind::Passing
+    }
+
     /// The same, and a retry may help if `is_passing`.
     pub(super) fn passing_if(self, is_passing: bool) -> Self {
         match is_passing {

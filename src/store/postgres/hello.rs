@@ -1,5 +1,6 @@
 //! How the connections of a session are set up (O4).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +17,9 @@ use super::schema;
 use crate::roaming::time::timeout;
 use crate::store::attempts::SetUps;
 use crate::store::driver::{Connected, ServerClock};
+
+/// Calls and grants are of one server.
+const OTHER_SERVER: &str = "it leads to another server than the connection before it";
 
 /// A server process, by which a later connection ends it.
 pub(super) type Process = (i32, SystemTime);
@@ -67,12 +71,21 @@ impl PostgresBackend {
         }
         self.prepare(&mut first, is_ours && settings.pooled.is_none())
             .await?;
-        let mut connections = vec![first];
+        let (mut connections, identity) = (vec![first], greeting.identity);
         let calls_here = settings.pooled.is_none();
+        let mut endpoint = Cow::Borrowed(settings.pooled.as_ref().unwrap_or(&settings.endpoint));
+        let mut site = connections[0].site.take().filter(|_| calls_here);
         for _ in usize::from(calls_here)..settings.lanes {
-            let endpoint = settings.pooled.as_ref().unwrap_or(&settings.endpoint);
+            if let Some(site) = site.take() {
+                // The hosts before it were tried, and another one might be another server.
+                endpoint = Cow::Owned(endpoint.only(&site));
+            }
             let mut connection = endpoint.connect().await?;
+            site = connection.site.take().filter(|_| endpoint.sites.len() > 1);
             let greeting = self.greet(&mut connection, 0).await?;
+            if greeting.identity != identity {
+                return Err(Fault::given_up(&endpoint.address, OTHER_SERVER));
+            }
             let is_ours = is_ours && calls_here && greeting.is_by(connection.process);
             if is_ours {
                 processes.extend(greeting.process);
@@ -92,7 +105,7 @@ impl PostgresBackend {
             link: PostgresLink::new(self.clone(), connections, number, processes),
             no_push,
             clock,
-            identity: greeting.identity,
+            identity,
         })
     }
 

@@ -98,6 +98,10 @@ impl RedisBackend {
         hello: Hello<'_, ClientId>,
         set_ups: &SetUps,
     ) -> Result<Connected<Primary>, Fault> {
+        if hello.is_beside {
+            // The first hangs where a sentinel has sent it.
+            self.topology.doubt();
+        }
         let endpoint = self.topology.endpoint(hello.address, self.times());
         let endpoint = endpoint.await?;
         // Of several addresses one may be that of a replica, which takes no writes.

@@ -30,6 +30,7 @@ async fn look(backend: &Arc<RedisBackend>, address: &Address) -> Result<CheckedS
     let hello = Hello {
         address,
         slots: backend.slots_at(address).await?,
+        is_beside: false,
         is_first: false,
         predecessor: None,
     };

@@ -86,8 +86,8 @@ impl Seeds {
             Err(failed) => failed,
         };
         let mut faults = failed.errors;
-        if failed.is_late && faults.is_empty() {
-            faults.push(Fault::silent(&self.endpoints[0].address, within));
+        if failed.is_late {
+            faults.insert(0, Fault::silent(&self.endpoints[0].address, within));
         }
         if faults.len() == 1 {
             return Err(faults.swap_remove(0));

@@ -271,10 +271,15 @@ impl Endpoint {
         addresses.dedup();
         let pace = Pace::of_addresses(set_ups, addresses.len(), within);
         let connected = first_success(addresses.into_iter().map(connect), pace, until).await;
-        connected.map_err(|mut failed| match &failed.errors[..] {
-            [] => self.fault(timed_out(began, within).into(), false),
-            [_] => failed.errors.swap_remove(0),
-            faults => Fault::nowhere(&self.address, faults),
+        connected.map_err(|mut failed| {
+            if failed.is_late {
+                let late = self.fault(timed_out(began, within).into(), false);
+                failed.errors.insert(0, late);
+            }
+            match &failed.errors[..] {
+                [_] => failed.errors.swap_remove(0),
+                faults => Fault::nowhere(&self.address, faults),
+            }
         })
     }
 
