@@ -29,26 +29,36 @@ const NEXT_ADDRESS: Duration = Duration::from_millis(250);
 
 /// Those who set up one connection share it, and count what has been accepted.
 #[derive(Clone)]
-pub(in crate::store) struct SetUps(Arc<Semaphore>);
+pub(in crate::store) struct SetUps {
+    permits: Arc<Semaphore>,
+    most: usize,
+}
 
 /// What begins when a server has accepted a connection, and ends when that is dropped, or ready for calls.
 pub(in crate::store) type SetUp = OwnedSemaphorePermit;
 
 impl Default for SetUps {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(AT_ONCE)))
+        Self::at_most(AT_ONCE)
     }
 }
 
 impl SetUps {
+    pub(in crate::store) fn at_most(most: usize) -> Self {
+        Self {
+            permits: Arc::new(Semaphore::new(most)),
+            most,
+        }
+    }
+
     /// To be called when a connection was accepted, before anything is sent. Waits while there are too many.
     pub(in crate::store) async fn begin(&self) -> SetUp {
-        let permit = self.0.clone().acquire_owned().await;
+        let permit = self.permits.clone().acquire_owned().await;
         permit.expect("it is never closed")
     }
 
     fn count(&self) -> usize {
-        AT_ONCE - self.0.available_permits()
+        self.most - self.permits.available_permits()
     }
 }
 
@@ -69,6 +79,16 @@ impl Pace {
             set_ups: SetUps::default(),
             early: pause,
             late: pause,
+        }
+    }
+
+    /// Of different servers, any of which may answer.
+    #[cfg(feature = "redis")]
+    pub(in crate::store) fn of_servers(set_ups: &SetUps, early: Duration, late: Duration) -> Self {
+        Self {
+            set_ups: set_ups.clone(),
+            early,
+            late: up_to_more(late, late / 4),
         }
     }
 
@@ -102,7 +122,7 @@ impl Pace {
     fn pause(&self) -> Option<Duration> {
         match self.set_ups.count() {
             0 => Some(self.early),
-            AT_ONCE => None,
+            count if count == self.set_ups.most => None,
             _ => Some(self.late),
         }
     }

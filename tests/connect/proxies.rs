@@ -6,7 +6,7 @@ use std::thread;
 
 use lockstream::LockEvent;
 
-use crate::support::{HaProxy, Proxy, RedisServer, Way, on_a_steady_machine};
+use crate::support::{Cluster, HaProxy, Proxy, RedisServer, Way, on_a_steady_machine};
 use crate::{BOUND, lazy, ms, told};
 
 /// A proxy that knows RESP2 and some commands, and sends a command to a server by its first key, as Envoy, twemproxy and
@@ -193,6 +193,26 @@ async fn a_slow_server_sees_one_set_up_of_each_registry() {
             assert!(lease.unwrap().is_valid());
         }
         assert_eq!(proxy.accepted(), 3);
+    })
+    .await;
+}
+
+/// Each node was asked for the map an eighth of a second after the one before, though that one was at work.
+#[tokio::test]
+async fn a_slow_cluster_sees_one_question_for_the_map() {
+    on_a_steady_machine(async || {
+        let cluster = Cluster::without_replicas();
+        let nodes = [0, 1].map(|index| Proxy::to_port(cluster.server(index).port()));
+        // A question takes two of these, and the next node has its turn after 3 s.
+        nodes
+            .iter()
+            .for_each(|node| node.delay(Way::ToServer, ms(500)));
+        let [one, two] = nodes.each_ref().map(Proxy::port);
+        let url = format!("redis+cluster://127.0.0.1:{one},127.0.0.1:{two}/?response_timeout=3");
+        let lease = lazy(&url).obtain("k").lease().await.unwrap();
+        assert!(lease.is_valid());
+        assert_eq!(nodes.each_ref().map(Proxy::accepted), [1, 0]);
+        lease.release().await.unwrap();
     })
     .await;
 }

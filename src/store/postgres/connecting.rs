@@ -22,11 +22,11 @@ const ABOUT: &str = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_sett
 impl Endpoint {
     /// Each host has the time for connecting, to which belongs what is asked next on this connection.
     pub(super) async fn connect(&self) -> Result<Connection, Fault> {
-        self.connect_as_one_of(&SetUps::default()).await
+        self.connect_among(&SetUps::default()).await
     }
 
     /// The same, where other attempts may go on.
-    pub(super) async fn connect_as_one_of(&self, set_ups: &SetUps) -> Result<Connection, Fault> {
+    pub(super) async fn connect_among(&self, set_ups: &SetUps) -> Result<Connection, Fault> {
         let mut sites: Vec<_> = self.sites.iter().collect();
         if self.shuffles() {
             sites.shuffle(&mut rand::rng());

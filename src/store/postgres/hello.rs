@@ -30,17 +30,16 @@ impl PostgresBackend {
         self: &Arc<Self>,
         predecessors: &[Process],
     ) -> Result<Connected<PostgresLink>, Fault> {
-        self.set_up_as_one_of(predecessors, &SetUps::default())
-            .await
+        self.set_up_among(predecessors, &SetUps::default()).await
     }
 
-    pub(super) async fn set_up_as_one_of(
+    pub(super) async fn set_up_among(
         self: &Arc<Self>,
         predecessors: &[Process],
         set_ups: &SetUps,
     ) -> Result<Connected<PostgresLink>, Fault> {
         let settings = &self.settings;
-        let mut first = settings.endpoint.connect_as_one_of(set_ups).await?;
+        let mut first = settings.endpoint.connect_among(set_ups).await?;
         // What stays in a session, as its number and its channel, must not come into one that a pooler gives to others.
         let mut number = match first.process.is_some() && !settings.is_pooler {
             true => rand::random_range(1..=i64::MAX),

@@ -90,10 +90,10 @@ impl RedisBackend {
         self: &Arc<Self>,
         hello: Hello<'_, ClientId>,
     ) -> Result<Connected<Primary>, Fault> {
-        self.open_as_one_of(hello, &SetUps::default()).await
+        self.open_among(hello, &SetUps::default()).await
     }
 
-    async fn open_as_one_of(
+    async fn open_among(
         self: &Arc<Self>,
         hello: Hello<'_, ClientId>,
         set_ups: &SetUps,
@@ -217,7 +217,7 @@ impl Backend for RedisBackend {
         hello: Hello<'a, ClientId>,
         set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<Primary>, StoreError>> {
-        async move { Ok(self.open_as_one_of(hello, set_ups).await?) }.boxed()
+        async move { Ok(self.open_among(hello, set_ups).await?) }.boxed()
     }
 
     fn connect_timeout(&self) -> Duration {

@@ -10,10 +10,10 @@ use super::backend::Times;
 use super::endpoint::{Endpoint, is_host, split_url};
 use super::fault::Fault;
 use super::slots::SLOTS;
-use crate::store::attempts::{Pace, first_success};
+use crate::store::attempts::{Pace, SetUps, first_success};
 use crate::store::driver::{Address, Slot, SlotMap};
 
-/// The next node is asked as well when one has not answered within this part of the response time-out.
+/// The next node is asked as well when one has not accepted a connection within this part of the response time-out.
 const NEXT_AFTER: u32 = 8;
 
 /// Some nodes of a cluster, of which one is enough to find the others.
@@ -70,7 +70,9 @@ impl Seeds {
         let mut nodes = mixed.collect::<Vec<_>>();
         nodes.extend(seeds);
 
-        let attempts = nodes.iter().map(|node| {
+        let set_ups = SetUps::at_most(nodes.len());
+        let attempts = nodes.into_iter().map(|node| {
+            let node = node.among(&set_ups);
             async move {
                 let (mut link, _) = node.connect::<()>(within).await?;
                 let map = link.ask(&map_question(), within).await?;
@@ -78,8 +80,9 @@ impl Seeds {
             }
             .boxed()
         });
-        // One after the other, without waiting for one that is slow before the next is asked.
-        let pace = Pace::regular(times.answer / NEXT_AFTER);
+        // One after the other, without waiting for one that is gone before the next is asked. One that is slow is waited
+        // for: otherwise each process of a fleet would log in to all nodes of a cluster that has too much to do.
+        let pace = Pace::of_servers(&set_ups, times.answer / NEXT_AFTER, times.answer);
         let found = first_success(attempts, pace, Instant::now() + within).await;
         let failed = match found {
             Ok(map) => return Ok(map),

@@ -237,6 +237,14 @@ impl Endpoint {
         Self { at, ..self }
     }
 
+    /// The same as one of several attempts.
+    pub(super) fn among(self, set_ups: &SetUps) -> Self {
+        Self {
+            set_ups: Some(set_ups.clone()),
+            ..self
+        }
+    }
+
     /// Connects at each address of the host, one after the other, until one can be used. `within` is for all of it.
     pub(super) async fn at_any_address<'a, T>(
         &self,
@@ -252,13 +260,7 @@ impl Endpoint {
         else {
             return connect(self.clone()).await;
         };
-        let connect = |at| {
-            let endpoint = self.clone().at(Some(at));
-            connect(Self {
-                set_ups: Some(set_ups.clone()),
-                ..endpoint
-            })
-        };
+        let connect = |at| connect(self.clone().at(Some(at)).among(set_ups));
         let found = timeout(within, lookup_host((host.as_str(), *port))).await;
         let found = match found {
             Ok(found) => found.map(|found| found.collect::<Vec<_>>()),
