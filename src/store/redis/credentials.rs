@@ -207,6 +207,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+    use crate::store::hearing::Log;
 
     const WITHIN: Duration = Duration::from_secs(1);
 
@@ -296,6 +297,19 @@ mod tests {
         tokio::time::sleep(PAUSE * 3).await;
         let asked = asked.load(Ordering::Relaxed);
         assert!((2..=5 * (AT_ONCE + 1)).contains(&asked), "{asked}");
+    }
+
+    /// Each connection wrote a line a second.
+    #[tokio::test(start_paused = true)]
+    async fn a_provider_that_fails_for_ever_is_told_once_a_minute() {
+        let log = Log::default();
+        let _hearing = log.hear(tracing::Level::WARN);
+        let endless = stream::repeat_with(|| Err("no file".to_owned()));
+        let _renewal = Renewal::new(Newer(endless.boxed()), Address::from("a:1"));
+        tokio::time::sleep(Duration::from_secs(150)).await;
+        let told = log.take();
+        assert_eq!(told.len(), 3, "{told:?}");
+        assert!(told[0].contains("no new credentials"), "{told:?}");
     }
 
     #[test]
