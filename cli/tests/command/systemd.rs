@@ -116,3 +116,20 @@ fn the_command_says_that_it_is_ready() {
         .unwrap();
     assert!(socket.recv(&mut buffer).is_err());
 }
+
+/// Without a store `run` ends at once. systemd's own pause is 100 ms, and after five starts within ten seconds it starts
+/// the unit no more: a service was dead after an outage of a second.
+#[test]
+fn the_units_of_the_page_outlive_an_outage() {
+    const PAGE: &str = include_str!("../../../docs/command-line.md");
+    let blocks = PAGE.split("```").skip(1).step_by(2);
+    let units: Vec<_> = blocks.filter(|block| block.contains("[Service]")).collect();
+    assert!(units.len() >= 3, "{units:?}");
+    for unit in units {
+        let (head, service) = unit.split_once("[Service]\n").unwrap();
+        assert!(head.contains("[Unit]\nStartLimitIntervalSec=0\n"), "{unit}");
+        for line in ["Restart=always", "RestartSec=5s"] {
+            assert!(service.lines().any(|it| it == line), "{line}: {unit}");
+        }
+    }
+}
