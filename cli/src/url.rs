@@ -76,11 +76,13 @@ pub(crate) const DANGER: &str = "danger_accept_invalid_certificates";
 fn options(url: &str) -> impl Iterator<Item = (String, String)> {
     let (url, _) = url.split_once('#').unwrap_or((url, ""));
     let (_, query) = url.split_once('?').unwrap_or_default();
+    query.split('&').map(name_and_value)
+}
+
+fn name_and_value(option: &str) -> (String, String) {
     let decode = |text| percent_decode_str(text).decode_utf8_lossy().into_owned();
-    query.split('&').map(move |option| {
-        let (name, value) = option.split_once('=').unwrap_or((option, ""));
-        (decode(name), decode(value))
-    })
+    let (name, value) = option.split_once('=').unwrap_or((option, ""));
+    (decode(name), decode(value))
 }
 
 /// The value of an option of the url.
@@ -116,7 +118,8 @@ pub(crate) fn with_options(url: String, added: &[(&str, String)]) -> Result<Stri
     Ok(url + &fragment)
 }
 
-/// Whether the url has a password, in its user part or as a parameter. When in doubt, it has.
+/// Whether the url has a password: in its user part, as a parameter, or in a url that is a parameter, as that of a pooler.
+/// When in doubt, it has.
 pub(crate) fn has_password(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     // An `@` may also stand in a password that was not escaped, so the last one counts, wherever it is.
@@ -124,8 +127,12 @@ pub(crate) fn has_password(url: &str) -> bool {
     let in_user = user
         .split_once(':')
         .is_some_and(|(_, password)| !password.is_empty());
-    let in_query = options(rest)
-        .any(|(name, value)| name.to_ascii_lowercase().contains("pass") && !value.is_empty());
+    // Whatever a `#` means to the store.
+    let parts = rest.split(['?', '&', '#']);
+    let in_query = parts.map(name_and_value).any(|(name, value)| {
+        let is_one = name.to_ascii_lowercase().contains("pass") && !value.is_empty();
+        is_one || value.contains("://") && has_password(&value)
+    });
     in_user || in_query
 }
 
@@ -145,6 +152,10 @@ mod tests {
             "unix:///run/redis.sock?user=me&pass=pw",
             "postgres://me:pw@h/db",
             "postgres://me@h/db?password=pw",
+            "postgres://me@h/db#?password=pw",
+            "redis://h/#password=pw",
+            "postgres://me@h/db?pooled=postgres%3A%2F%2Fme%3Apw%40h%2Fdb",
+            "postgres://me@h/db?name=a&pooled=postgres://h/db%3Fuser=me%26password=pw",
         ] {
             assert!(has_password(url), "{url}");
             let error = find(Some(url), None, None).unwrap_err();
@@ -161,6 +172,7 @@ mod tests {
             "redis+cluster://a:1,b:2/",
             "unix:///run/redis.sock?db=1",
             "postgres://me@h:5432/db?sslmode=disable",
+            "postgres://me@h/db?pooled=postgres%3A%2F%2Fme%40pooler%3A6432%2Fdb",
         ] {
             assert_eq!(find(Some(url), None, None).as_deref(), Ok(url));
         }

@@ -87,13 +87,16 @@ fn no_error_shows_the_password() {
 fn a_password_on_the_command_line_is_refused() {
     let server = server();
     let url = server.url_with("", PASSWORD, 0);
-    let done = run("", ["run", "--url", &url, "k", "--", "true"]);
-    assert_eq!(done.code, Some(64));
-    assert!(
-        done.err.contains("--url-file") && !done.err.contains(PASSWORD),
-        "{}",
-        done.err
-    );
+    // The list of processes shows that of a pooler, too.
+    let pooled = format!("postgres%3A%2F%2Fapp%3A{PASSWORD}%40pooler%2Fshop");
+    let by_pooler = format!("postgres://app@db/shop?pooled={pooled}");
+    for url in [&url, &by_pooler] {
+        let done = run("", ["run", "--url", url, "k", "--", "true"]);
+        assert_eq!(done.code, Some(64), "{}", done.err);
+        let told = "a password in --url is visible in the list of processes: use LOCKSTREAM_URL or --url-file";
+        assert!(done.err.contains(told), "{}", done.err);
+        assert!(!done.err.contains(PASSWORD), "{}", done.err);
+    }
 }
 
 /// Who wants nested locks says so. The list of processes does not show it even then.
