@@ -493,8 +493,8 @@ pub(crate) struct LineArgs {
 /// Prolong the lease that lockstream hold has left.
 ///
 /// The lease lasts for --ttl from now on. Writes the line that stands for it now, to standard output or to the file of
-/// --lease-file. The line before stands for nothing any more. If the lease is over, nothing is acquired: the exit code is
-/// then 76.
+/// --lease-file. The line before stands for nothing any more. If the lease is over, nothing is acquired, and if the line
+/// cannot be written, nothing is freed: the exit code is then 76.
 #[derive(Args, Debug)]
 #[command(after_help = TIMES_AND_CODES)]
 pub(crate) struct RenewArgs {

@@ -3,7 +3,7 @@
 //! `hold --foreground` has no line: it holds the lock for as long as it runs.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -74,7 +74,15 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
     let text = format!("lock {:?} acquired", lease.key());
     messages.note("acquired", text, waited(fields, began));
     if !args.foreground {
-        return leave(&registry, lease, output, args.store.json).await;
+        let Some((left, error)) = leave(lease, output, args.store.json)? else {
+            return Ok(0);
+        };
+        // A lease without its line is of no use.
+        if let Ok(lease) = registry.adopt(left).await {
+            let _ = lease.release().await;
+        }
+        let text = format!("the lock is given back, since its line cannot be written: {error}");
+        return Err(Failure::new(exit::CANNOT_RUN, text));
     }
     let line = match args.store.json {
         true => json!({ "key": lease.key(), "token": lease.token().get() }).to_string(),
@@ -137,8 +145,16 @@ pub(crate) async fn renew(args: RenewArgs) -> Result<u8, Failure> {
     let line = args.line.find()?;
     let output = Output::open(args.line.lease_file.as_deref())?;
     let ttl = args.ttl.unwrap_or(DETACHED_TTL);
-    let (registry, lease) = adopt(&args.store, line, ttl).await?;
-    leave(&registry, lease, output, args.store.json).await
+    let (_, lease) = adopt(&args.store, line, ttl).await?;
+    let Some((left, error)) = leave(lease, output, args.store.json)? else {
+        return Ok(0);
+    };
+    // Commands work under it: nobody else gets it before its end.
+    let text = format!(
+        "the lease on {:?} is renewed and lasts for {ttl:?}, and no longer, since its new line cannot be written: {error}",
+        left.key()
+    );
+    Err(Failure::new(exit::LOST, text))
 }
 
 /// Ends the lease of a line.
@@ -176,27 +192,20 @@ async fn adopt(
     }
 }
 
-/// Leaves the lease in the store, and writes its line. A lease whose line is lost is of no use, and given back.
-async fn leave(
-    registry: &LockRegistry,
+/// Leaves the lease in the store, and writes its line. Yields the lease, and why, if that cannot be written.
+fn leave(
     lease: Lease,
     output: Output,
     json: bool,
-) -> Result<u8, Failure> {
+) -> Result<Option<(DetachedLease, io::Error)>, Failure> {
     let left = lease.detach();
     let left = left.map_err(|error| Failure::lock(&error, exit::BUSY))?;
     let line = match json && output.is_standard() {
         true => to_json(&left),
         false => left.to_string(),
     };
-    if let Err(error) = output.write(&line) {
-        if let Ok(lease) = registry.adopt(left).await {
-            let _ = lease.release().await;
-        }
-        let text = format!("the lock is given back, since its line cannot be written: {error}");
-        return Err(Failure::new(exit::CANNOT_RUN, text));
-    }
-    Ok(0)
+    let written = output.write(&line);
+    Ok(written.err().map(|error| (left, error)))
 }
 
 fn to_json(left: &DetachedLease) -> String {
@@ -235,6 +244,9 @@ impl LineArgs {
 /// How many drafts of others with the same id may be in the way.
 const MOST_LEFT: u32 = 1000;
 
+/// No line is longer: a key has 512 bytes at most, and an owner 200.
+const LONGEST_LINE: usize = 1024;
+
 /// Where a line goes. A file is written beside its place and moved there, so that it always has a whole line.
 #[derive(Debug)]
 struct Output(Option<Draft>);
@@ -258,22 +270,23 @@ impl Output {
             path.push(format!(".{id}.{left}"));
             // Nobody else may read it.
             let mut options = OpenOptions::new();
+            let refused =
+                |error| Failure::usage(format!("cannot write {}: {error}", place.display()));
             match options.write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(file) => {
-                    return Ok(Self(Some(Draft {
+                    let mut draft = Draft {
                         file,
                         path: path.into(),
                         place: place.to_owned(),
-                    })));
+                    };
+                    draft.reserve().map_err(refused)?;
+                    return Ok(Self(Some(draft)));
                 }
                 // Of one that was killed. In containers the ids are the same each time.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && left < MOST_LEFT => {
                     left += 1;
                 }
-                Err(error) => {
-                    let text = format!("cannot write {}: {error}", place.display());
-                    return Err(Failure::usage(text));
-                }
+                Err(error) => return Err(refused(error)),
             }
         }
     }
@@ -286,6 +299,8 @@ impl Output {
         match self.0 {
             Some(mut draft) => {
                 writeln!(draft.file, "{line}")?;
+                let length = draft.file.stream_position()?;
+                draft.file.set_len(length)?;
                 fs::rename(&draft.path, &draft.place)
             }
             None => {
@@ -293,6 +308,14 @@ impl Output {
                 writeln!(out, "{line}").and_then(|()| out.flush())
             }
         }
+    }
+}
+
+impl Draft {
+    /// Takes the room on the disk: if it is full, that is told before the line that was good is so no more.
+    fn reserve(&mut self) -> io::Result<()> {
+        self.file.write_all(&[b' '; LONGEST_LINE])?;
+        self.file.rewind()
     }
 }
 

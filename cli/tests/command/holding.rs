@@ -155,6 +155,52 @@ fn a_lease_whose_line_cannot_be_written_is_given_back() {
     }
 }
 
+/// The commands between two renewals work under the lease: the next deployment began in the midst of them.
+#[test]
+fn a_renewal_whose_line_cannot_be_written_frees_nothing() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let line = hold(&url, &[]);
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let done = Command::new(LOCKSTREAM)
+        .args(["renew", "--ttl", "1h", line.trim()])
+        .env("LOCKSTREAM_URL", &url)
+        .stdout(full)
+        .output()
+        .unwrap();
+    let said = String::from_utf8(done.stderr).unwrap();
+    assert_eq!(done.status.code(), Some(76), "{said}");
+    assert!(said.contains("its new line cannot be written"), "{said}");
+    assert!(server.pttl("lock:k") > 3_500_000);
+    assert!(!is_free(&url));
+}
+
+/// The line before stays good. A limit for files stands in for a disk that is full.
+#[test]
+fn a_full_disk_is_told_before_the_lease_is_renewed() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lease");
+    let file = path.to_str().unwrap();
+    let done = run(&url, ["hold", "--lease-file", file, "k"]);
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    let line = std::fs::read_to_string(&path).unwrap();
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f 0; exec \"$0\" renew --lease-file \"$1\"";
+    command
+        .args(["-c", script, LOCKSTREAM, file])
+        .env("LOCKSTREAM_URL", &url);
+    let done = Program::spawn(command).end();
+    assert_eq!(done.code, Some(64), "{}", done.err);
+    assert!(done.err.contains("cannot write"), "{}", done.err);
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), line);
+    assert_eq!(run(&url, ["release", "--lease-file", file]).code, Some(0));
+}
+
 #[test]
 fn programs_get_json() {
     let server = RedisServer::start();
