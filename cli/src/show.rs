@@ -71,46 +71,55 @@ pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
     let registry = connect(&args.store).await?;
     let key = args.key.as_str();
     let seen = look(&registry, key).await?;
-    let holder = match &seen.holders[..] {
-        [] => {
-            messages.say(
-                "free",
-                format!("lock {key:?} is free"),
-                json!({ "key": key }),
-            );
-            return Ok(0);
-        }
-        holders => chosen(key, holders, args.holder.as_deref())?,
-    };
-    let fields = json!({ "key": key, "owner": holder.owner });
-    if !args.yes {
-        let text = format!(
-            "lock {key:?} is held by {}: give --yes to take it away",
-            of_holder(holder)
+    if seen.holders.is_empty() {
+        messages.say(
+            "free",
+            format!("lock {key:?} is free"),
+            json!({ "key": key }),
         );
+        return Ok(0);
+    }
+    let (owner, told) = match (chosen(key, &seen, args.holder.as_deref()), &args.holder) {
+        // The store knows those that are not shown.
+        (Err(_), Some(owner)) if !shows_all(&seen) && is_ours(owner) => (owner, None),
+        (holder, _) => {
+            let holder = holder?;
+            (&holder.owner, Some(of_holder(holder)))
+        }
+    };
+    let fields = json!({ "key": key, "owner": owner });
+    if !args.yes {
+        let text = match told {
+            Some(told) => format!("lock {key:?} is held by {told}: give --yes to take it away"),
+            None => format!(
+                "{:?} is not among the first {} holders of lock {key:?}, and no more are shown: give --yes to take it away \
+                 if it has it",
+                plain(owner),
+                seen.holders.len()
+            ),
+        };
         messages.say("held", text, fields);
         return Ok(0);
     }
     // Whoever waits is served.
-    let released = registry.force_release(key, &holder.owner).await;
+    let released = registry.force_release(key, owner).await;
     if !released.map_err(|error| Failure::lock(&error, exit::BUSY))? {
-        let text = format!("lock {key:?} is no longer held by {}", plain(&holder.owner));
+        let text = format!("lock {key:?} is not held by {}", plain(owner));
         return Err(Failure::new(exit::BUSY, text));
     }
-    messages.say(
-        "freed",
-        format!("lock {key:?} taken from {}", of_holder(holder)),
-        fields,
-    );
+    let told = told.unwrap_or_else(|| plain(owner));
+    let text = format!("lock {key:?} taken from {told}");
+    messages.say("freed", text, fields);
     Ok(0)
 }
 
 /// The holder that is meant. Of those who share a lock, and of other programs, it must be named.
 fn chosen<'a>(
     key: &str,
-    holders: &'a [InspectedHolder],
+    seen: &'a Inspection,
     named: Option<&str>,
 ) -> Result<&'a InspectedHolder, Failure> {
+    let holders = &seen.holders;
     let list = |holders: &[&InspectedHolder]| {
         let holders: Vec<_> = holders.iter().map(|it| of_holder(it)).collect();
         holders.join(", ")
@@ -120,6 +129,14 @@ fn chosen<'a>(
     };
     let meant: Vec<_> = holders.iter().filter(is_meant).collect();
     match (&meant[..], named) {
+        ([], Some(named)) if !shows_all(seen) => {
+            let (named, first) = (plain(named), holders.len());
+            let text = format!(
+                "{named:?} is not among the first {first} holders of lock {key:?}, and no more are shown: give --holder \
+                 the whole of its owner"
+            );
+            Err(Failure::new(exit::BUSY, text))
+        }
         ([], named) => {
             let all = list(&holders.iter().collect::<Vec<_>>());
             let named = plain(named.unwrap_or_default());
@@ -141,6 +158,15 @@ fn chosen<'a>(
             list(&meant)
         ))),
     }
+}
+
+/// Whether nobody else holds the lock: of those who share it only the first are shown.
+fn shows_all(seen: &Inspection) -> bool {
+    let weight = |holder: &InspectedHolder| match holder.mode {
+        Mode::Permits { weight, .. } => u64::from(weight),
+        _ => 1,
+    };
+    seen.holders.iter().map(weight).sum::<u64>() >= seen.taken
 }
 
 /// Whether this is how a registry writes itself: an instance, a colon and a number.

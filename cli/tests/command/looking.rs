@@ -1,10 +1,14 @@
 //! `inspect`, `ls`, `watch` and `free`; completions and manual pages.
 
+use std::time::{Duration, Instant};
+
+use futures::future::try_join_all;
+use lockstream::LockRegistry;
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::program::{Program, SOON, run};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{PgServer, RedisServer, wait_until_blocking};
 
 fn hold(server: &RedisServer, options: &[&str]) -> Program {
     let command = ["--", "sh", "-c", "echo up; sleep 60"];
@@ -250,6 +254,40 @@ fn one_of_those_who_share_a_lock_is_freed_by_name() {
     let named = run(&url, ["free", "--yes", "--holder", "value", "theirs"]);
     assert_eq!(named.code, Some(0), "{}", named.err);
     assert!(!server.exists("lock:theirs"));
+}
+
+/// A hundred holders are shown, those whose leases end first. Of the last of 300 readers it said that it held nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_that_is_not_shown_is_freed_by_its_owner() {
+    let (redis, postgres) = (RedisServer::start(), PgServer::start());
+    for url in [redis.url(), postgres.url()] {
+        let named = |name: &str| {
+            let locks = LockRegistry::builder_for(&url).unwrap();
+            locks.name(name).build().unwrap()
+        };
+        let (early, late) = (named("early"), named("late"));
+        let early = early.obtain("k").shared().ttl(Duration::from_secs(600));
+        let early = try_join_all((0..110).map(|_| early.lease())).await.unwrap();
+        let late = late.obtain("k").shared().ttl(Duration::from_secs(3600));
+        let late = late.lease().await.unwrap();
+        let owner = late.owner().unwrap();
+        let free = |options: &[&str]| run(&url, [&["free", "k", "--holder"], options].concat());
+        let by_name = free(&["late", "--yes"]);
+        assert_eq!(by_name.code, Some(75), "{}", by_name.err);
+        let told = "\"late\" is not among the first 100 holders of lock \"k\"";
+        assert!(by_name.err.contains(told), "{}", by_name.err);
+        let asked = free(&[&owner]);
+        assert_eq!(asked.code, Some(0), "{}", asked.err);
+        assert!(asked.err.contains("give --yes"), "{}", asked.err);
+        late.verify().await.unwrap();
+        let freed = free(&[&owner, "--yes"]);
+        assert_eq!(freed.code, Some(0), "{}", freed.err);
+        assert!(freed.err.contains("taken from late~"), "{}", freed.err);
+        late.verify().await.unwrap_err();
+        let again = free(&[&owner, "--yes"]);
+        assert_eq!(again.code, Some(75), "{}", again.err);
+        drop(early);
+    }
 }
 
 /// Each change is a line, from the wait to the release.
