@@ -555,7 +555,7 @@ pub(crate) struct WatchArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// How often to look: at most ten times a second.
+    /// How often to look: at most ten times a second. After a look that takes long the pause is longer.
     #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "1s")]
     pub(crate) every: Duration,
 
@@ -594,6 +594,7 @@ pub(crate) struct MigrateArgs {
 /// nothing. It asks for no password, so it listens on this machine alone. It ends at a signal.
 #[cfg(feature = "dashboard")]
 #[derive(Args, Debug)]
+#[command(after_help = TIMES)]
 pub(crate) struct DashboardArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
@@ -601,6 +602,10 @@ pub(crate) struct DashboardArgs {
     /// Where to listen: a port of this machine, or an address with a port. With port 0 the system picks one.
     #[arg(long, value_name = "ADDRESS", value_parser = address, default_value = "127.0.0.1:8080")]
     pub(crate) listen: SocketAddr,
+
+    /// How often to look: at most ten times a second. After a look that takes long the pause is longer.
+    #[arg(long, value_name = "TIME", value_parser = duration::parse, default_value = "500ms")]
+    pub(crate) every: Duration,
 
     /// A name by which this server is reached, besides localhost and addresses. Others are refused.
     #[arg(long, value_name = "NAME")]

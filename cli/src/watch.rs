@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use lockstream::{Inspection, LockRegistry};
 use serde_json::json;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep};
 
 use crate::args::WatchArgs;
 use crate::exit;
@@ -22,6 +22,14 @@ const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
 
 /// The shortest pause between two looks.
 const SHORTEST: Duration = Duration::from_millis(100);
+
+/// How much longer the pause is than the look, at least: a look reads the names of the whole database.
+const REST: u32 = 4;
+
+/// The pause after a look that took so long. It counts from the end of the look.
+pub(crate) fn pause(every: Duration, took: Duration) -> Duration {
+    every.max(SHORTEST).max(took * REST)
+}
 
 /// A party to a lock: whether it holds the lock, its owner, and its mode as text.
 type Party = (bool, String, String);
@@ -42,12 +50,14 @@ pub(crate) async fn watch(args: WatchArgs) -> Result<u8, Failure> {
     };
     let is_table = !args.store.json && std::io::stdout().is_terminal();
     let mut locks = BTreeMap::new();
-    let mut ticks = interval(args.every.max(SHORTEST));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut rest = Duration::ZERO;
     loop {
         let looking = async {
-            ticks.tick().await;
-            look(&registry, &args.prefix_of_keys).await
+            sleep(rest).await;
+            let began = Instant::now();
+            let looked = look(&registry, &args.prefix_of_keys).await;
+            rest = pause(args.every, began.elapsed());
+            looked
         };
         let looked = tokio::select! {
             looked = looking => looked,

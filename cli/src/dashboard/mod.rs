@@ -11,8 +11,8 @@
 //! `events()` tells a registry of its own locks. This looks into the store instead, by `scan`, and so sees those of all
 //! registries. It takes no lock and writes nothing. On Redis it needs the right to `scan`, in PostgreSQL that to `scan_1`.
 //!
-//! One task looks twice a second while a page is open, however many pages there are, and they are sent what it saw as
-//! server-sent events. What comes and goes between two looks is not seen: this is for people, and counts nothing exactly.
+//! One task looks while a page is open, however many pages there are, and they are sent what it saw as server-sent events.
+//! After a look that took long it pauses for longer: a large database has other things to do. What comes and goes between two looks is not seen: this is for people, and counts nothing exactly.
 
 mod admission;
 mod board;

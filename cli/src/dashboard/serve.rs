@@ -16,8 +16,8 @@ use lockstream::store::MemoryStore;
 use lockstream::{LockError, LockRegistry};
 use serde_json::json;
 use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::sync::{Notify, watch};
+use tokio::time::sleep;
 
 use super::admission::{Admission, admit};
 use super::board::{Board, look};
@@ -28,12 +28,15 @@ use crate::messages::chain;
 use crate::run::catch_signals;
 use crate::show::print;
 use crate::store::{Failure, Store};
+use crate::watch::pause;
 
-/// From the end of a look to the next.
-const PAUSE: Duration = Duration::from_millis(500);
-
-/// What was seen last, as JSON. Each page subscribes.
-type Updates = watch::Sender<Arc<str>>;
+/// What all pages share.
+#[derive(Debug, Default)]
+struct Pages {
+    /// What was seen last, as JSON; empty while nobody looks. Each page subscribes.
+    updates: watch::Sender<Arc<str>>,
+    opened: Notify,
+}
 
 /// A registry for looking, and what the page calls its store. Nothing is connected yet: the server may come later.
 fn registry(args: &DashboardArgs) -> Result<(LockRegistry, &'static str), Failure> {
@@ -52,16 +55,20 @@ fn registry(args: &DashboardArgs) -> Result<(LockRegistry, &'static str), Failur
 }
 
 /// Looks again and again while somebody wants to see it.
-async fn keep_looking(registry: LockRegistry, store: &'static str, updates: Arc<Updates>) {
+async fn keep_looking(
+    registry: LockRegistry,
+    store: &'static str,
+    every: Duration,
+    pages: Arc<Pages>,
+) {
     let mut board = Board::default();
     let mut looks: u64 = 0;
-    let mut ticks = interval(PAUSE);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        if updates.receiver_count() == 0 {
-            continue;
+        while pages.updates.receiver_count() == 0 {
+            pages.updates.send_replace(Arc::default());
+            pages.opened.notified().await;
         }
+        let began = Instant::now();
         let found = look(&registry).await;
         looks += 1;
         let now = Instant::now();
@@ -77,7 +84,8 @@ async fn keep_looking(registry: LockRegistry, store: &'static str, updates: Arc<
         json["store"] = json!(store);
         json["looks"] = json!(looks);
         json["away"] = json!(away);
-        updates.send_replace(json.to_string().into());
+        pages.updates.send_replace(json.to_string().into());
+        sleep(pause(every, began.elapsed())).await;
     }
 }
 
@@ -86,14 +94,21 @@ fn reason(error: &LockError) -> String {
     error.source().map_or_else(|| error.to_string(), chain)
 }
 
-/// A page is sent what is seen from now on. If it is slow it misses some of it, and holds up nobody.
+/// A page is sent what was seen last, if others look, and what is seen from now on. If it is slow it misses some of it,
+/// and holds up nobody.
 async fn events(
-    State(updates): State<Arc<Updates>>,
+    State(pages): State<Arc<Pages>>,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
-    let received = unfold(updates.subscribe(), async |mut received| {
-        received.changed().await.ok()?;
-        let event = Event::default().data(&*received.borrow_and_update().clone());
-        Some((Ok(event), received))
+    let mut updates = pages.updates.subscribe();
+    updates.mark_changed();
+    pages.opened.notify_one();
+    let received = unfold(updates, async |mut updates| {
+        let mut seen = Arc::default();
+        while seen == Arc::<str>::default() {
+            updates.changed().await.ok()?;
+            seen = updates.borrow_and_update().clone();
+        }
+        Some((Ok(Event::default().data(&*seen)), updates))
     });
     Sse::new(received).keep_alive(KeepAlive::default())
 }
@@ -114,13 +129,13 @@ pub(crate) async fn dashboard(args: DashboardArgs) -> Result<u8, Failure> {
         let text = format!("warning: whoever reaches {address} sees all keys, and who holds them");
         messages.say("exposed", text, json!({}));
     }
-    let updates = Arc::new(watch::Sender::default());
-    tokio::spawn(keep_looking(registry, name, Arc::clone(&updates)));
+    let pages = Arc::new(Pages::default());
+    tokio::spawn(keep_looking(registry, name, args.every, pages.clone()));
     let admission = Admission::new(args.allow_host);
     let app = Router::new()
         .route("/", get(async || Html(include_str!("page.html"))))
         .route("/events", get(events))
-        .with_state(updates)
+        .with_state(pages)
         .layer(middleware::from_fn_with_state(admission, admit));
     print(&format!("listening on http://{address}"));
     tokio::select! {

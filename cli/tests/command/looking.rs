@@ -320,6 +320,27 @@ fn changes_are_watched() {
     }
 }
 
+/// A look at a large database takes long, and the next one began at its end: the server did nothing else. A server that
+/// is stopped for a second stands in for it.
+#[test]
+fn a_watch_pauses_after_a_slow_look() {
+    let server = RedisServer::start();
+    let options = ["watch", "--every", "100ms", "--response-timeout", "1m"];
+    let _watching = Program::start(&server.url(), options);
+    wait_until_blocking("it looks", SOON, || server.calls("scan") >= 2);
+    server.stop();
+    std::thread::sleep(Duration::from_secs(1));
+    server.cont();
+    let slow = Instant::now();
+    // The look that was slow, and others of a watch that does not pause.
+    std::thread::sleep(Duration::from_millis(300));
+    let calls = server.calls("scan");
+    wait_until_blocking("it looks again", SOON, || server.calls("scan") > calls);
+    let pause = slow.elapsed();
+    // Four times as long as it took, which was from a tenth of a second after the stop at the latest.
+    assert!(pause >= Duration::from_secs(3), "{pause:?}");
+}
+
 /// The server is away for a while, and the watch goes on.
 #[test]
 fn a_watch_outlives_an_outage() {

@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use browser::{Browser, Page, REBOUND};
 use lockstream::LockRegistry;
@@ -147,7 +147,7 @@ async fn until_row(page: &Page<'_>, key: &str, wanted: &[&str; 6]) -> Vec<String
             .zip(wanted)
             .all(|(cell, wanted)| *wanted == "_" || cell == wanted)
     };
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     loop {
         seen = row(page, key).or(seen);
         match &seen {
@@ -342,6 +342,40 @@ fn it_looks_once_for_all_pages_and_not_without_one() {
     let calls = server.calls("scan");
     dashboard.events().next().expect("it looks again");
     assert!(server.calls("scan") > calls);
+}
+
+/// A look at a large database takes long, and the next one began at its end: the server did nothing else. A server that
+/// is stopped for a second stands in for it.
+#[test]
+fn it_pauses_after_a_slow_look() {
+    let server = RedisServer::start();
+    let options = ["--every", "100ms", "--response-timeout", "1m"];
+    let dashboard = Dashboard::start(&server.url(), &options);
+    let mut events = dashboard.events();
+    events.until("the second look", |seen| seen["looks"].as_u64() >= Some(2));
+    server.stop();
+    std::thread::sleep(Duration::from_secs(1));
+    server.cont();
+    let slow = Instant::now();
+    // The look that was slow, and others of one that does not pause.
+    std::thread::sleep(Duration::from_millis(300));
+    let calls = server.calls("scan");
+    wait_until_blocking("it looks again", BOUND, || server.calls("scan") > calls);
+    let pause = slow.elapsed();
+    // Four times as long as it took, which was from a tenth of a second after the stop at the latest.
+    assert!(pause >= Duration::from_secs(3), "{pause:?}");
+}
+
+/// It looks no more often than is asked for, and a page that is opened meanwhile shows what was seen last.
+#[test]
+fn it_looks_as_often_as_was_said() {
+    let server = RedisServer::start();
+    let dashboard = Dashboard::start(&server.url(), &["--every", "10m"]);
+    let mut pages = [(); 2].map(|()| dashboard.events());
+    for page in &mut pages {
+        assert_eq!(page.next().unwrap()["looks"], 1);
+    }
+    assert_eq!(server.calls("scan"), 1);
 }
 
 /// With `LOCKSTREAM_SCREENSHOT=docs/dashboard.png` (a path from the repository's root) the page's picture is written there.
