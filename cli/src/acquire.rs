@@ -1,5 +1,6 @@
 //! How a lock is acquired: a store that is away is waited for, and then the lock.
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use lockstream::{Lease, Lock, LockError, LockRegistry};
@@ -10,7 +11,7 @@ use crate::args::WaitArgs;
 use crate::messages::Messages;
 use crate::nested::{held_around, refusal};
 use crate::show::{brief, named_holder, to_json};
-use crate::store::{Failure, Store};
+use crate::store::Failure;
 
 /// How long a wait may last before people are told of it.
 const QUIET_WAIT: Duration = Duration::from_millis(500);
@@ -18,8 +19,9 @@ const QUIET_WAIT: Duration = Duration::from_millis(500);
 /// How long it may take to leave the queue.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The pause between two attempts to reach a store that is away.
-const PAUSE: Duration = Duration::from_millis(500);
+/// The shortest and the longest pause between two attempts. A registry has pauses of its own before it connects, which
+/// grow with the outage; these are also for a server that is there and refuses.
+const PAUSE: [Duration; 2] = [Duration::from_millis(400), Duration::from_secs(2)];
 
 /// How often an absence that lasts is told.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -46,14 +48,20 @@ impl Absence {
             let text = format!("waiting for the store: {}", failure.text);
             self.messages.say("store-away", text, json!({}));
         }
-        sleep(PAUSE).await;
+        sleep(random_pause()).await;
     }
+}
+
+/// So a fleet does not come back in step.
+fn random_pause() -> Duration {
+    let [shortest, longest] = PAUSE;
+    let random = RandomState::new().hash_one(()) as f64 / u64::MAX as f64;
+    shortest + (longest - shortest).mul_f64(random)
 }
 
 /// How a command asks for its lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking<'a> {
-    pub(crate) store: &'a Store,
     pub(crate) registry: &'a LockRegistry,
     pub(crate) lock: &'a Lock,
     pub(crate) keys: &'a [String],
@@ -69,37 +77,26 @@ impl Asking<'_> {
     pub(crate) async fn acquire(self) -> Result<Lease, Failure> {
         let end = self.wait.wait;
         let end = end.and_then(|wait| Instant::now().checked_add(wait));
-        let mut failed = match self
-            .try_once(self.store.try_out(true), self.wait.within())
-            .await
-        {
+        let mut failed = match self.try_once(self.wait.within()).await {
             Ok(lease) => return Ok(lease),
             Err(failure) => failure,
         };
         let mut absence = Absence::new(self.messages);
         while let Some(end) = end.filter(|end| failed.is_passing && Instant::now() < *end) {
             let _ = timeout_at(end, absence.pause(&failed)).await;
-            let reached = async {
-                let reached = timeout_at(end, self.store.try_out(true)).await;
-                // What was told before is still so.
-                reached.unwrap_or_else(|_| Err(failed.clone()))
-            };
             let left = end.saturating_duration_since(Instant::now());
-            failed = match self.try_once(reached, left).await {
-                Ok(lease) => return Ok(lease),
-                Err(failure) => failure,
+            let trying = timeout_at(end + 2 * LEAVE_WITHIN, self.try_once(left));
+            failed = match trying.await {
+                Ok(Ok(lease)) => return Ok(lease),
+                Ok(Err(failure)) => failure,
+                // What was told before is still so.
+                Err(_) => break,
             };
         }
         Err(failed)
     }
 
-    /// Acquires the lock once the store is `reached`.
-    async fn try_once(
-        self,
-        reached: impl Future<Output = Result<(), Failure>>,
-        within: Duration,
-    ) -> Result<Lease, Failure> {
-        reached.await?;
+    async fn try_once(self, within: Duration) -> Result<Lease, Failure> {
         // Whoever shares the lock with a command around it may have it at once. If not, what is in the way may wait for
         // that command.
         let around = match within.is_zero() {
@@ -107,8 +104,7 @@ impl Asking<'_> {
             false => held_around(self.registry, self.keys).await,
         };
         let within = around.as_ref().map_or(within, |_| Duration::ZERO);
-        let waiting = self.lock.lease_within(within);
-        let lease = tell_of_wait(self.messages, self.lock, self.longest, waiting).await;
+        let lease = attempt(self.messages, self.lock, within, self.longest).await;
         if lease.as_ref().is_err_and(LockError::is_not_acquired) {
             // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
             let _ = timeout(LEAVE_WITHIN, self.registry.shutdown()).await;
@@ -120,12 +116,29 @@ impl Asking<'_> {
     }
 }
 
+/// Acquires the lock, and waits for others. A store that is away is an error at once: the lock itself would wait for it,
+/// and tell nobody.
+pub(crate) async fn attempt(
+    messages: Messages,
+    lock: &Lock,
+    within: Duration,
+    longest: Duration,
+) -> Result<Lease, LockError> {
+    // On the connection that the lock needs anyway. Whoever may not look may have the lock.
+    if let Err(error) = lock.inspect().await
+        && error.is_retryable()
+    {
+        return Err(error);
+    }
+    tell_of_wait(messages, lock, longest, lock.lease_within(within)).await
+}
+
 /// How many holders are told by name.
 const MOST_HOLDERS: usize = 3;
 
 /// Says that the command waits, and for whom, unless the wait is over soon. Also says if others have the lock for more
 /// than `longest`, the longest time for which this caller would ask.
-pub(crate) async fn tell_of_wait<T>(
+async fn tell_of_wait<T>(
     messages: Messages,
     lock: &Lock,
     longest: Duration,

@@ -12,7 +12,7 @@ use crate::store::{Failure, Store};
 
 /// Says what the store is, or why it cannot be used.
 pub(crate) async fn check(args: CheckArgs) -> Result<u8, Failure> {
-    let registry = Store::find(&args.store)?.looking_registry()?;
+    let registry = Store::for_looking(&args.store)?.registry()?;
     let checked = registry.check().await;
     let checked = checked.map_err(|error| Failure::store(&error))?;
     if args.store.json {
@@ -60,8 +60,8 @@ pub(crate) async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
         );
         return Ok(0);
     };
-    let made = async { postgres.connect_lazy()?.migrate().await };
-    made.await.map_err(|error| Failure::store(&error))?;
+    let made = postgres.migrate().await;
+    made.map_err(|error| Failure::store(&error))?;
     messages.say("migrated", "the schema is there", json!({}));
     Ok(0)
 }

@@ -55,7 +55,6 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
     let lock = lock(&registry);
     let began = tokio::time::Instant::now();
     let asking = Asking {
-        store: &store,
         registry: &registry,
         lock: &lock,
         keys: std::slice::from_ref(&args.key),
@@ -176,9 +175,8 @@ async fn adopt(
     line: DetachedLease,
     ttl: Duration,
 ) -> Result<(LockRegistry, Lease), Failure> {
-    let store = Store::find(args)?;
+    let store = Store::for_looking(args)?;
     let registry = store.registry_with(|builder| builder.ttl(ttl).renewal(Renewal::off()))?;
-    store.try_out(false).await?;
     let (key, token) = (line.key().to_owned(), line.token());
     match registry.adopt(line).await {
         Ok(lease) => Ok((registry, lease)),

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::acquire::{Absence, tell_of_wait};
+use crate::acquire::{Absence, attempt};
 use crate::args::{LeadArgs, OnLost};
 use crate::child::Ended;
 use crate::exit;
@@ -42,43 +42,27 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
     let store = Store::find(&args.store)?;
     let lock = |registry: &LockRegistry| {
         let lock = registry.obtain(&key).ttl(args.lease.ttl);
-        lock.renewal(Renewal::watchdog()).wait(Duration::MAX)
+        lock.renewal(Renewal::watchdog())
     };
     drop(store.check(lock).await?);
     let mut signals = catch_signals()?;
     let mut absence = Absence::new(messages);
-    let reached = async {
-        loop {
-            match store.try_out(true).await {
-                Err(failure) if failure.is_passing => absence.pause(&failure).await,
-                reached => break reached,
-            }
-        }
-    };
-    tokio::select! {
-        reached = reached => reached?,
-        signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
-    }
     let url = args.pass_url.then(|| store.url_to_pass()).transpose()?;
-    let mut pause = Duration::ZERO;
+    let (mut pause, mut has_led) = (Duration::ZERO, false);
+    // One for each term: it is shut down at its end.
+    let mut registry = store.registry()?;
     loop {
-        // A registry for each term: it is shut down at its end.
-        let registry = store.registry()?;
         if let Some(key) = held_around(&registry, std::slice::from_ref(&key)).await {
             return Err(refusal(&key));
         }
-        let failed = match term(
-            &args,
-            &registry,
-            lock(&registry),
-            url.as_deref(),
-            &mut signals,
-        )
-        .await
-        {
+        let url = url.as_deref();
+        let ended = term(&args, &registry, lock(&registry), url, &mut signals).await;
+        has_led |= ended.is_ok();
+        let failed = match ended {
             Ok(Term::Over(code)) => return Ok(code),
             Ok(Term::Lost) => {
                 pause = Duration::ZERO;
+                registry = store.registry()?;
                 continue;
             }
             Ok(Term::Ended(ended, after)) => {
@@ -97,8 +81,10 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
                     signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
                 }
             }
-            // Waiting mends a store, and a lease that was over too soon, and nothing else.
-            Err(failure) if matches!(failure.code, exit::STORE | exit::LOST) => {
+            // Waiting mends a store that was good before, and a lease that was over too soon, and nothing else.
+            Err(failure)
+                if failure.code == exit::LOST || has_led && failure.code == exit::STORE =>
+            {
                 messages.say("failed", failure.text, json!({ "key": key }));
                 true
             }
@@ -111,7 +97,7 @@ pub(crate) async fn lead(mut args: LeadArgs) -> Result<u8, Failure> {
             Duration::ZERO
         };
         tokio::select! {
-            () = sleep(pause) => {}
+            () = sleep(pause) => registry = store.registry()?,
             signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
         }
     }
@@ -129,7 +115,7 @@ async fn term(
     let mut events = registry.events();
     let began = Instant::now();
     let lease = tokio::select! {
-        lease = tell_of_wait(messages, &lock, args.lease.ttl, lock.lease()) => lease,
+        lease = attempt(messages, &lock, Duration::MAX, args.lease.ttl) => lease,
         signal = signals.end() => {
             registry.shutdown().await;
             return Ok(Term::Over(exit::of_signal(signal as i32)));
@@ -137,6 +123,8 @@ async fn term(
     };
     let lease = lease.map_err(|error| Failure {
         code: exit::STORE,
+        // Also if its answers are too slow.
+        is_passing: error.is_retryable(),
         ..Failure::lock(&error, exit::BUSY)
     })?;
     let view = lease.view();

@@ -56,7 +56,6 @@ pub(crate) async fn run(mut args: RunArgs) -> Result<u8, Failure> {
     let lock = args.lock(&registry);
     let began = Instant::now();
     let asking = Asking {
-        store: &store,
         registry: &registry,
         lock: &lock,
         keys: &args.keys,

@@ -13,16 +13,13 @@ use crate::messages::chain;
 use crate::store::{Failure, Store};
 
 /// A registry for looking: a missing schema is not made.
-pub(crate) async fn connect(args: &StoreArgs) -> Result<LockRegistry, Failure> {
-    let store = Store::find(args)?;
-    let registry = store.registry()?;
-    store.try_out(false).await?;
-    Ok(registry)
+pub(crate) fn registry(args: &StoreArgs) -> Result<LockRegistry, Failure> {
+    Store::for_looking(args)?.registry()
 }
 
 /// Shows one lock.
 pub(crate) async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
-    let registry = connect(&args.store).await?;
+    let registry = registry(&args.store)?;
     let seen = look(&registry, &args.key).await?;
     if args.store.json {
         print(&to_json(&args.key, &seen).to_string());
@@ -46,7 +43,7 @@ pub(crate) async fn inspect(args: InspectArgs) -> Result<u8, Failure> {
 
 /// Shows all locks.
 pub(crate) async fn ls(args: LsArgs) -> Result<u8, Failure> {
-    let registry = connect(&args.store).await?;
+    let registry = registry(&args.store)?;
     let mut locks = registry.scan(&args.prefix_of_keys);
     let mut code = 0;
     while let Some(lock) = locks.next().await {
@@ -68,7 +65,7 @@ pub(crate) async fn ls(args: LsArgs) -> Result<u8, Failure> {
 /// Takes a lock from its holder, if it is still the one that was seen.
 pub(crate) async fn free(args: FreeArgs) -> Result<u8, Failure> {
     let messages = args.store.messages();
-    let registry = connect(&args.store).await?;
+    let registry = registry(&args.store)?;
     let key = args.key.as_str();
     let seen = look(&registry, key).await?;
     if seen.holders.is_empty() {

@@ -1,9 +1,8 @@
 //! A registry on the store that the url names.
 
-use std::future::Future;
 use std::time::Duration;
 
-use lockstream::store::{MemoryStore, PostgresStore, PostgresStoreBuilder, RedisStore};
+use lockstream::store::{MemoryStore, PostgresStore, RedisStore};
 use lockstream::{Lease, Lock, LockError, LockRegistry, LockRegistryBuilder, StoreError};
 use serde_json::json;
 
@@ -42,13 +41,10 @@ impl Failure {
     }
 
     pub(crate) fn lock(error: &LockError, busy: u8) -> Self {
-        let source = match error {
-            LockError::Store { source, .. } => Some(source),
-            _ => None,
-        };
-        Self {
-            is_passing: source.is_some_and(StoreError::is_retryable),
-            ..Self::new(exit::of_error(error, busy), chain(error))
+        match error {
+            // About the store, and not about the lock.
+            LockError::Store { source, .. } if source.is_retryable() => Self::store(source),
+            _ => Self::new(exit::of_error(error, busy), chain(error)),
         }
     }
 }
@@ -58,13 +54,30 @@ impl Failure {
 pub(crate) struct Store {
     /// With what options of the command line have added to it.
     url: String,
+    kind: Kind,
     prefix: Option<String>,
     name: Option<String>,
 }
 
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "there is one in the process")]
+enum Kind {
+    Redis(RedisStore),
+    Postgres(PostgresStore),
+}
+
 impl Store {
-    /// Reads the url.
+    /// Reads the url. A missing schema is made when somebody connects.
     pub(crate) fn find(args: &StoreArgs) -> Result<Self, Failure> {
+        Self::read(args, true)
+    }
+
+    /// The same that makes no schema where there is none.
+    pub(crate) fn for_looking(args: &StoreArgs) -> Result<Self, Failure> {
+        Self::read(args, false)
+    }
+
+    fn read(args: &StoreArgs, migrates: bool) -> Result<Self, Failure> {
         let variable = std::env::var_os(url::VARIABLE);
         let url = url::find(args.url.as_deref(), args.url_file.as_ref(), variable);
         let url = url.and_then(|url| {
@@ -87,40 +100,32 @@ impl Store {
             let text = "warning: the certificate of the server is not verified: whoever answers in its place gets the password";
             args.messages().say("unverified", text, json!({}));
         }
-        let store = Self { url, prefix, name };
-        drop(store.builder()?);
-        Ok(store)
-    }
-
-    fn builder(&self) -> Result<LockRegistryBuilder, Failure> {
-        let builder = LockRegistry::builder_for(&self.url);
-        builder.map_err(|error| Failure::usage(chain(&error)))
+        let kind = match url.to_ascii_lowercase().starts_with("postgres") {
+            true => {
+                let builder = PostgresStore::builder(&url).migrate(migrates);
+                builder.connect_lazy().map(Kind::Postgres)
+            }
+            false => RedisStore::connect_lazy(&url).map(Kind::Redis),
+        };
+        Ok(Self {
+            kind: kind.map_err(|error| Failure::usage(chain(&error)))?,
+            url,
+            prefix,
+            name,
+        })
     }
 
     /// The database, if it is one.
-    pub(crate) fn postgres(&self) -> Option<PostgresStoreBuilder> {
-        let is_postgres = self.url.starts_with("postgres");
-        is_postgres.then(|| PostgresStore::builder(&self.url))
-    }
-
-    /// Connects once, so that a server that is not there is told at once. A missing schema is made if `migrates`.
-    pub(crate) fn try_out(
-        &self,
-        migrates: bool,
-    ) -> impl Future<Output = Result<(), Failure>> + use<> {
-        let (url, postgres) = (self.url.clone(), self.postgres());
-        async move {
-            let tried = match postgres {
-                Some(postgres) => postgres.migrate(migrates).connect().await.map(drop),
-                None => RedisStore::connect(url).await.map(drop),
-            };
-            tried.map_err(|error| Failure::store(&error))
+    pub(crate) fn postgres(&self) -> Option<&PostgresStore> {
+        match &self.kind {
+            Kind::Postgres(store) => Some(store),
+            Kind::Redis(_) => None,
         }
     }
 
     /// A registry with the prefix and the name of the arguments or the url.
     pub(crate) fn registry(&self) -> Result<LockRegistry, Failure> {
-        self.registry_of(self.builder()?)
+        self.registry_with(|builder| builder)
     }
 
     /// The same with settings of its own.
@@ -128,19 +133,11 @@ impl Store {
         &self,
         set: impl FnOnce(LockRegistryBuilder) -> LockRegistryBuilder,
     ) -> Result<LockRegistry, Failure> {
-        self.registry_of(set(self.builder()?))
-    }
-
-    /// The same that makes no schema where there is none.
-    pub(crate) fn looking_registry(&self) -> Result<LockRegistry, Failure> {
-        let builder = match self.postgres() {
-            Some(postgres) => {
-                let store = postgres.migrate(false).connect_lazy();
-                LockRegistry::builder(store.map_err(|error| Failure::usage(chain(&error)))?)
-            }
-            None => self.builder()?,
+        let builder = match &self.kind {
+            Kind::Redis(store) => LockRegistry::builder(store.clone()),
+            Kind::Postgres(store) => LockRegistry::builder(store.clone()),
         };
-        self.registry_of(builder)
+        self.registry_of(set(builder))
     }
 
     fn registry_of(&self, mut builder: LockRegistryBuilder) -> Result<LockRegistry, Failure> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use lockstream::{Inspection, LockRegistry};
+use lockstream::{Inspection, LockError, LockRegistry};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -14,7 +14,7 @@ use crate::args::WatchArgs;
 use crate::exit;
 use crate::messages::chain;
 use crate::run::catch_signals;
-use crate::show::{brief, connect, name_of, of_mode, plain, print, to_json};
+use crate::show::{brief, name_of, of_mode, plain, print, registry, to_json};
 use crate::store::Failure;
 
 /// Clears the screen, and goes to its first column and line.
@@ -44,13 +44,10 @@ struct Seen {
 /// Looks again and again. On a terminal the table is drawn anew, elsewhere each change is a line.
 pub(crate) async fn watch(args: WatchArgs) -> Result<u8, Failure> {
     let mut signals = catch_signals()?;
-    let registry = tokio::select! {
-        registry = connect(&args.store) => registry?,
-        signal = signals.end() => return Ok(exit::of_signal(signal as i32)),
-    };
+    let registry = registry(&args.store)?;
     let is_table = !args.store.json && std::io::stdout().is_terminal();
     let mut locks = BTreeMap::new();
-    let mut rest = Duration::ZERO;
+    let (mut rest, mut has_seen) = (Duration::ZERO, false);
     loop {
         let looking = async {
             sleep(rest).await;
@@ -65,12 +62,15 @@ pub(crate) async fn watch(args: WatchArgs) -> Result<u8, Failure> {
         };
         let found = match looked {
             Ok(found) => found,
-            Err(text) => {
+            Err(error) if !has_seen => return Err(Failure::lock(&error, exit::BUSY)),
+            Err(error) => {
                 // The next look may succeed: what was seen stays.
+                let text = chain(&error);
                 args.store.messages().say("failed", text, json!({}));
                 continue;
             }
         };
+        has_seen = true;
         let changed = update(&mut locks, &found);
         if is_table {
             draw(&locks);
@@ -95,7 +95,7 @@ pub(crate) async fn watch(args: WatchArgs) -> Result<u8, Failure> {
 async fn look(
     registry: &LockRegistry,
     prefix: &str,
-) -> Result<BTreeMap<Arc<str>, Inspection>, String> {
+) -> Result<BTreeMap<Arc<str>, Inspection>, LockError> {
     let mut found = BTreeMap::new();
     let mut locks = registry.scan(prefix);
     while let Some(lock) = locks.next().await {
@@ -103,7 +103,7 @@ async fn look(
             Ok(lock) => drop(found.insert(lock.key, lock.inspection)),
             // A key that cannot be looked at does not hide the others.
             Err(error) if *error.key() != *prefix => {}
-            Err(error) => return Err(chain(&error)),
+            Err(error) => return Err(error),
         }
     }
     Ok(found)

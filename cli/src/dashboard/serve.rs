@@ -46,12 +46,12 @@ fn registry(args: &DashboardArgs) -> Result<(LockRegistry, &'static str), Failur
         let registry = started.map_err(|error| Failure::usage(error.to_string()))?;
         return Ok((registry, "a demo in memory"));
     }
-    let store = Store::find(&args.store)?;
+    let store = Store::for_looking(&args.store)?;
     let name = match store.postgres() {
         Some(_) => "PostgreSQL",
         None => "Redis",
     };
-    Ok((store.looking_registry()?, name))
+    Ok((store.registry()?, name))
 }
 
 /// Looks again and again while somebody wants to see it.

@@ -1,5 +1,6 @@
 //! A server that is not there yet, restarts or reads its data.
 
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -85,6 +86,70 @@ fn an_absence_ends_with_the_wait() {
     assert_eq!(done.code, Some(69), "{}", done.err);
     assert!(begin.elapsed() >= Duration::from_millis(1200));
     assert!(done.err.contains("waiting for the store"), "{}", done.err);
+}
+
+/// It was half a second, the same for all: a fleet came back in step, and each built its store anew. Something that hangs
+/// up on whoever connects stands in for the server.
+#[test]
+fn attempts_have_random_pauses() {
+    let waiting = [
+        &["run", "--wait", "6s", "k", "--", "true"][..],
+        &["hold", "--wait", "6s", "k"],
+        &["lead", "k", "--", "true"],
+    ];
+    let waiting = waiting.map(|arguments| {
+        std::thread::spawn(move || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let _program = Program::start(&format!("redis://127.0.0.1:{port}/"), arguments);
+            let begin = Instant::now();
+            let mut attempts = Vec::new();
+            while begin.elapsed() < Duration::from_secs(6) {
+                if listener.accept().is_ok() {
+                    attempts.push(begin.elapsed());
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            attempts
+        })
+    });
+    for attempts in waiting {
+        let attempts = attempts.join().unwrap();
+        assert!((3..=9).contains(&attempts.len()), "{attempts:?}");
+        let pauses: Vec<_> = attempts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let (shortest, longest) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+        assert!(
+            *longest - *shortest > Duration::from_millis(50),
+            "{pauses:?}"
+        );
+    }
+}
+
+/// It was one to see whether the server is there, and another one for the lock.
+#[test]
+fn a_command_connects_once() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let connections = || {
+        let info: String = server.ask(&["INFO", "stats"]);
+        let found = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:"));
+        found.unwrap().parse::<u64>().unwrap()
+    };
+    let line = run(&url, ["hold", "l"]).out;
+    for arguments in [
+        &["run", "k", "--", "true"][..],
+        &["hold", "k2"],
+        &["renew", line.trim()],
+        &["inspect", "k"],
+    ] {
+        let before = connections();
+        let done = run(&url, arguments);
+        assert_eq!(done.code, Some(0), "{}", done.err);
+        assert_eq!(connections() - before, 1, "{arguments:?}");
+    }
 }
 
 /// What is left of the wait is for the lock, and a busy lock is told as such.
