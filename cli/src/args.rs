@@ -127,6 +127,12 @@ impl StoreArgs {
         Messages::new(self.quiet, self.json)
     }
 
+    /// Whether there is a url, wherever it comes from.
+    pub(crate) fn names_store(&self) -> bool {
+        let variable = std::env::var_os(url::VARIABLE);
+        self.url.is_some() || self.url_file.is_some() || variable.is_some_and(|it| !it.is_empty())
+    }
+
     /// What is said beside the url, as options of the url.
     pub(crate) fn options(&self) -> Result<Vec<(&'static str, String)>, String> {
         self.connection.options()
@@ -583,7 +589,8 @@ pub(crate) struct MigrateArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 
-    /// Write the SQL that makes the schema, for whoever may run it. Connects to nothing.
+    /// Write the SQL that makes the schema, for whoever may run it. Connects to nothing, and needs no url. One with
+    /// lock_schema= names the schema.
     #[arg(long)]
     pub(crate) print: bool,
 }

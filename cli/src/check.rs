@@ -47,7 +47,12 @@ fn to_json(checked: &Check) -> Value {
 /// Makes the schema if it is not there, or writes its SQL.
 pub(crate) async fn migrate(args: MigrateArgs) -> Result<u8, Failure> {
     if args.print {
-        print(PostgresStore::SQL.trim_end());
+        // A url is not needed. If there is one, it may name the schema.
+        let store = args.store.names_store().then(|| Store::find(&args.store));
+        let store = store.transpose()?;
+        let sql = store.as_ref().and_then(Store::postgres);
+        let sql = sql.map_or_else(|| PostgresStore::SQL.to_owned(), PostgresStore::sql);
+        print(sql.trim_end());
         return Ok(0);
     }
     let messages = args.store.messages();

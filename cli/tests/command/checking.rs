@@ -138,6 +138,19 @@ fn the_sql_of_the_schema_is_printed() {
     assert_eq!(run(&url, ["run", "k", "--", "true"]).code, Some(0));
 }
 
+/// It was printed for the usual schema, and the next command missed its own.
+#[test]
+fn the_sql_is_that_of_the_schema_of_the_url() {
+    let server = PgServer::start();
+    let url = format!("{}&lock_schema=shop", server.url());
+    let printed = run(&url, ["migrate", "--print"]);
+    assert_eq!((printed.code, &*printed.err), (Some(0), ""));
+    server.run(&printed.out);
+    assert_eq!(run(&url, ["check"]).code, Some(0));
+    let schemas = "SELECT nspname FROM pg_namespace WHERE nspname = 'lockstream'";
+    assert_eq!(server.rows(schemas).len(), 0);
+}
+
 #[test]
 fn other_stores_have_no_schema() {
     let server = RedisServer::start();

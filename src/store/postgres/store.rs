@@ -83,6 +83,11 @@ impl PostgresStore {
     /// of the tables to be.
     pub const SQL: &str = schema::SQL;
 
+    /// [`SQL`](Self::SQL) for the [schema](PostgresStoreBuilder::schema) of this store.
+    pub fn sql(&self) -> String {
+        schema::sql(&self.settings.schema)
+    }
+
     /// Connects once, to check that there is a server, that it accepts the user and password, and that the schema is
     /// there or can be made.
     ///
