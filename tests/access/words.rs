@@ -98,7 +98,13 @@ fn slips_in_urls_are_told() {
         ("localhost:6379", "write redis://localhost:6379"),
         ("http://localhost", "write redis://"),
         ("redis://", "expected redis://"),
-        ("redis://localhost:port", "expected redis://"),
+        ("redis://localhost:port", "the port of localhost must"),
+        ("redis://[::1]:63790/x", "database"),
+        ("redis://[::1]:637900/", "the port of [::1] must"),
+        #[cfg(feature = "cluster")]
+        ("redis+cluster://one:1,two:x/", "the port of two must"),
+        #[cfg(feature = "sentinel")]
+        ("redis+sentinel://one:x/main", "the port of one must"),
         ("redis://localhost/first", "database"),
         ("redis://0.0.0.0", "wildcard"),
         ("unix://relative/path", "path"),

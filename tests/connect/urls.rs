@@ -142,6 +142,10 @@ const URLS: &[(&str, Fate)] = &[
     ),
     ("redis://localhost/1?clientName=web", Refused("name=")),
     ("redis://localhost/1?keyPrefix=shop", Refused("prefix=")),
+    (
+        "redis://host/?sslmode=require",
+        Refused("write rediss:// for TLS"),
+    ),
     ("redis://host/?family=6", Refused("unknown option family")),
     ("redis://host/?db=1&db=1", Refused("given twice")),
     ("redis://host/?db=1&database=1", Refused("mean the same")),

@@ -1,5 +1,7 @@
 //! `check` and `migrate`: what is the store, and is it ready?
 
+use std::net::TcpListener;
+
 use serde_json::Value;
 
 use crate::program::run;
@@ -149,6 +151,35 @@ fn the_sql_is_that_of_the_schema_of_the_url() {
     assert_eq!(run(&url, ["check"]).code, Some(0));
     let schemas = "SELECT nspname FROM pg_namespace WHERE nspname = 'lockstream'";
     assert_eq!(server.rows(schemas).len(), 0);
+}
+
+/// Such as that of another service. It was told that it did not answer, and nothing more.
+#[test]
+fn a_silent_port_is_told_with_what_may_be_wrong() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for (url, told) in [
+        (
+            "redis://127.0.0.1:PORT/",
+            "is no Redis server, or expects TLS: rediss://",
+        ),
+        ("postgres://me@127.0.0.1:PORT/db", "is no PostgreSQL server"),
+        (
+            "postgres://me@127.0.0.1:PORT/db?sslmode=disable",
+            "is no PostgreSQL server",
+        ),
+    ] {
+        let url = url.replace("PORT", &port.to_string());
+        for command in [&["check"][..], &["run", "k", "--", "true"]] {
+            let done = run(
+                &url,
+                [&command[..1], &["--connect-timeout", ".3"], &command[1..]].concat(),
+            );
+            assert_eq!(done.code, Some(69), "{}", done.err);
+            assert!(done.err.contains("accepted the connection"), "{}", done.err);
+            assert!(done.err.contains(told), "{}", done.err);
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Opens a connection: host after host, and of each all addresses, until a server answers that may write.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use futures::FutureExt;
 use rand::seq::SliceRandom;
 use tokio::io::AsyncReadExt;
@@ -20,7 +22,8 @@ const ABOUT: &str = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_sett
                      pg_catalog.pg_is_in_recovery()";
 
 impl Endpoint {
-    /// Each host has the time for connecting, to which belongs what is asked next on this connection.
+    /// Each host has the time for connecting, to which belongs what is asked next on this connection. A further host is
+    /// tried when one fails, or beside those that are silent for a while.
     pub(super) async fn connect(&self) -> Result<Connection, Fault> {
         self.connect_among(&SetUps::default()).await
     }
@@ -31,26 +34,34 @@ impl Endpoint {
         if self.shuffles() {
             sites.shuffle(&mut rand::rng());
         }
-        let mut end = Err(Fault::url("it has no host"));
-        for site in sites {
-            let within = self.connect_within;
-            let until = Instant::now() + within;
-            let opening = self.open(site, until, set_ups);
-            let silent = |_| Err(Fault::silent(&self.address, within));
-            end = timeout_at(until, opening).await.unwrap_or_else(silent);
-            if end.is_ok() {
-                break;
-            }
-        }
-        end
+        let (within, many) = (self.connect_within, sites.len());
+        let pace = Pace::of_addresses(set_ups, many, within);
+        // Each ends by itself.
+        let until = Instant::now() + within * u32::try_from(many + 1).unwrap_or(u32::MAX);
+        let attempts = sites.into_iter();
+        let attempts = attempts.map(|site| self.connect_to(site, set_ups).boxed());
+        let connected = first_success(attempts, pace, until).await;
+        connected.map_err(|failed| told(failed.errors).unwrap_or(Fault::url("it has no host")))
     }
 
-    /// Tries the addresses of a host. The first that will do is taken.
+    async fn connect_to(&self, site: &Site, set_ups: &SetUps) -> Result<Connection, Fault> {
+        let (address, within) = (&self.address, self.connect_within);
+        let (until, accepts) = (Instant::now() + within, AtomicBool::new(false));
+        let opening = self.open(site, until, set_ups, &accepts);
+        let silent = |_| match accepts.load(Ordering::Relaxed) {
+            true => Err(Fault::mute(address, within)),
+            false => Err(Fault::silent(address, within)),
+        };
+        timeout_at(until, opening).await.unwrap_or_else(silent)
+    }
+
+    /// Tries the addresses of a host. The first that will do is taken. `accepts`: whether one of them has taken a connection.
     async fn open(
         &self,
         site: &Site,
         until: Instant,
         set_ups: &SetUps,
+        accepts: &AtomicBool,
     ) -> Result<Connection, Fault> {
         let (address, within) = (&self.address, self.connect_within);
         let found = site.destinations(self.shuffles()).await;
@@ -62,18 +73,12 @@ impl Endpoint {
         let pace = Pace::of_addresses(set_ups, found.len(), within);
         let patience = Patience::Until { until, within };
         let attempts = found.into_iter().map(|destination| {
-            self.open_at(site, destination, wanted, patience, set_ups)
+            self.open_at(site, destination, wanted, patience, set_ups, accepts)
                 .boxed()
         });
-        let opened = first_success(attempts, pace, until).await;
-        opened.map_err(|mut failed| match failed.errors.pop() {
-            // What may pass counts: another address may be right, and only silent or not ready yet.
-            Some(last) if !failed.is_late => {
-                let passing = failed.errors.into_iter().find(Fault::is_passing);
-                passing.filter(|_| !last.is_passing()).unwrap_or(last)
-            }
-            _ => Fault::silent(address, within),
-        })
+        // The caller gives up at `until`, too, and says why.
+        let opened = first_success(attempts, pace, until + within / 8).await;
+        opened.map_err(|failed| told(failed.errors).unwrap_or(Fault::silent(address, within)))
     }
 
     async fn open_at(
@@ -83,10 +88,12 @@ impl Endpoint {
         wanted: Option<Wanted>,
         patience: Patience,
         set_ups: &SetUps,
+        accepts: &AtomicBool,
     ) -> Result<Connection, Fault> {
         let address = &self.address;
         let socket = destination.connect(&self.probing).await;
         let socket = socket.map_err(|error| Fault::unreachable(address, &error))?;
+        accepts.store(true, Ordering::Relaxed);
         let set_up = set_ups.begin().await;
         let securing = self.security.secure(socket, site, &destination, address);
         let stream = securing.await?;
@@ -116,6 +123,13 @@ impl Endpoint {
         };
         Err(Fault::unreachable(address, &std::io::Error::other(refusal)))
     }
+}
+
+/// Of several failures the last, unless only another may pass: one host may be wrong, and the other not ready yet.
+fn told(mut errors: Vec<Fault>) -> Option<Fault> {
+    let last = errors.pop()?;
+    let passing = errors.into_iter().find(Fault::is_passing);
+    passing.filter(|_| !last.is_passing()).or(Some(last))
 }
 
 /// The number of the server process, as it was told when the session began. A server tells its own; a pooler, which has

@@ -155,6 +155,14 @@ impl Fault {
         ))
     }
 
+    /// The same of one that has accepted the connection.
+    pub(super) fn mute(address: &str, within: Duration) -> Self {
+        let Self { text, .. } = Self::silent(address, within);
+        Self::passing(format!(
+            "{text}, though it accepted the connection (it hangs, or is no PostgreSQL server)"
+        ))
+    }
+
     /// An error of a connection in use. If it ends the connection, a retry may help: the next one makes a missing schema
     /// again, or says what lasts.
     pub(super) fn broken(address: &str, error: &tokio_postgres::Error) -> Self {

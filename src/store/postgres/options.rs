@@ -271,12 +271,17 @@ fn take_only(
     }
 }
 
+const PORT: &str = "the port must be a number up to 65535";
+
 /// Where the server is and as whom to connect: what stands before the `?`, and libpq's options that say the same.
 pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, String> {
     let of_url: Config = base.parse().map_err(|error: tokio_postgres::Error| {
         // The error names the part of the url, and no value of it.
         let cause = std::error::Error::source(&error).map(ToString::to_string);
-        cause.unwrap_or_else(|| error.to_string())
+        match cause.unwrap_or_else(|| error.to_string()) {
+            told if told.contains("`port`") => PORT.to_owned(),
+            told => told,
+        }
     })?;
     let mut config = Config::new();
     let user = options.take(&["user"])?;
@@ -314,7 +319,7 @@ pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, Stri
     if let Some(ports) = options.take(&["port"])? {
         for port in ports.split(',') {
             let port = port.parse();
-            config.port(port.map_err(|_| "port must be a number".to_owned())?);
+            config.port(port.map_err(|_| PORT.to_owned())?);
         }
     } else {
         for port in of_url.get_ports() {

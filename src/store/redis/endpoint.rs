@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -17,7 +18,7 @@ use tokio::net::lookup_host;
 use tokio::time::Instant;
 
 use super::credentials::{Renewal, Source};
-use super::fault::{ErrorReply, Fault};
+use super::fault::{ErrorReply, Fault, SILENT};
 use super::link::Link;
 use super::login;
 use super::options::{EXPECTED, INSTEAD, scheme_fault, settings};
@@ -27,6 +28,8 @@ use crate::store::attempts::{Pace, SetUps, first_success};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::url::{UrlOptions, UrlSettings};
+
+const TIMED_OUT: &str = "timed out";
 
 /// Why a user's own client cannot be taken.
 const UNVERIFIED: &str = "a client without verification is not taken: use a url with \
@@ -106,6 +109,9 @@ impl Endpoint {
             false => url.to_owned(),
         };
         let mut info = plain.into_connection_info().map_err(|error| {
+            if let Some(host) = hosts.split(',').find_map(host_of_faulty_port) {
+                return Fault::url(format!("the port of {host} must be a number up to 65535"));
+            }
             // The client library's errors about urls do not show the password.
             let text = error.to_string();
             let text = text.trim_end_matches("- InvalidClientConfig").trim_end();
@@ -275,7 +281,7 @@ impl Endpoint {
         let connected = first_success(addresses.into_iter().map(connect), pace, until).await;
         connected.map_err(|mut failed| {
             if failed.is_late {
-                let late = self.fault(timed_out(began, within).into(), false);
+                let late = self.fault(timed_out(began, within, TIMED_OUT).into(), false);
                 failed.errors.insert(0, late);
             }
             match &failed.errors[..] {
@@ -331,16 +337,24 @@ impl Endpoint {
             settings = credentials.login(settings);
             newer = Some(following);
         }
+        let is_open = AtomicBool::new(false);
         let opening = async {
             let opened = self.opener.open(&self.info, self.at, self.set_ups.as_ref());
             let (stream, set_up) = opened.await?;
+            is_open.store(true, Ordering::Relaxed);
             let mut link = Link::new(stream, set_up, self.address.clone(), within);
             login::log_in(&mut link, &settings).await?;
             Ok(link)
         };
         let began = std::time::Instant::now();
         let opened = timeout(within, opening).await;
-        let opened = opened.unwrap_or_else(|_| Err(timed_out(began, within).into()));
+        let opened = opened.unwrap_or_else(|_| {
+            let reason = match is_open.load(Ordering::Relaxed) {
+                true => SILENT,
+                false => TIMED_OUT,
+            };
+            Err(timed_out(began, within, reason).into())
+        });
         let mut link = opened.map_err(|source| self.fault(source, newer.is_some()))?;
         if let Some(newer) = newer {
             link.follow(Renewal::new(newer, self.address.clone()));
@@ -365,10 +379,10 @@ impl Endpoint {
 }
 
 /// `began`: in real time.
-fn timed_out(began: std::time::Instant, within: Duration) -> io::Error {
+fn timed_out(began: std::time::Instant, within: Duration, reason: &'static str) -> io::Error {
     let reason = match began.elapsed() < within / 2 {
         true => "timed out: tokio's clock is paused",
-        false => "timed out",
+        false => reason,
     };
     io::Error::new(io::ErrorKind::TimedOut, reason)
 }
@@ -403,6 +417,13 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Endpoint").field(&self.address).finish()
     }
+}
+
+/// The host whose port is no number. The port is not shown: in `redis://user:password` it is a password.
+fn host_of_faulty_port(host: &str) -> Option<&str> {
+    let (name, port) = host.rsplit_once(':')?;
+    let is_faulty = !host.ends_with(']') && port.parse::<u16>().is_err();
+    (is_faulty && is_host(name)).then_some(name)
 }
 
 /// Whether a name from a server may be a host name or an IP address: it is stored and logged.

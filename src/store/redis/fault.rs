@@ -177,12 +177,17 @@ fn rejection(_: &RedisError) -> Option<&'static str> {
     None
 }
 
+/// Connected, and then no answer.
+pub(super) const SILENT: &str = "timed out after it accepted the connection";
+
 /// The cause of a failed attempt to connect, if the error itself does not name it.
 fn hint(error: &RedisError, is_tls: bool) -> Option<&'static str> {
     if ErrorReply::of(error).is_some_and(|refusal| refusal.code == "NOAUTH") {
         Some("the server requires a password")
     } else if is_tls && (error.is_timeout() || error.to_string().contains("handshake eof")) {
         Some("the server may not speak TLS")
+    } else if error.to_string().contains(SILENT) {
+        Some("it hangs, is no Redis server, or expects TLS: rediss://")
     } else if !is_tls && error.is_connection_dropped() && !error.is_connection_refusal() {
         Some("the server may require TLS")
     } else {

@@ -13,6 +13,9 @@ pub(super) const INSTEAD: &[(&str, &str)] = &[
     ("ssl_cert_reqs", VERIFY_INSTEAD),
     ("ssl_check_hostname", VERIFY_INSTEAD),
     ("verifyPeer", VERIFY_INSTEAD),
+    ("sslmode", SSLMODE_INSTEAD),
+    ("ssl-mode", SSLMODE_INSTEAD),
+    ("ssl_mode", SSLMODE_INSTEAD),
     ("ssl", "write rediss:// for TLS"),
     ("tls", "write rediss:// for TLS"),
     (
@@ -54,6 +57,8 @@ pub(super) const INSTEAD: &[(&str, &str)] = &[
 
 const VERIFY_INSTEAD: &str = "certificates are checked, unless danger_accept_invalid_certificates=true; ca_file= names \
      the authorities that are trusted";
+const SSLMODE_INSTEAD: &str = "write rediss:// for TLS, and redis:// for none; certificates are checked, unless \
+     danger_accept_invalid_certificates=true";
 const SENTINEL_INSTEAD: &str = "write redis+sentinel://host,host/service";
 const ONE_CONNECTION: &str = "leave it out, since a registry has one connection to each server";
 

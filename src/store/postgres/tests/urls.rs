@@ -464,6 +464,9 @@ const URLS: &[(&str, &str)] = &[
         "! mean the same",
     ),
     ("postgres://h?frobnicate=1", "! unknown option frobnicate"),
+    ("postgres://h:x/db", "! the port must be a number"),
+    ("postgres://h:99999/db", "! the port must be a number"),
+    ("postgres://h?port=x", "! the port must be a number"),
     // The rest of the password would be the host, which is shown.
     ("postgres://u:a@w0rd@h/db", "! %40"),
     ("postgres://u:a@x,w0rd@h/db", "! %40"),
