@@ -4,7 +4,7 @@ use lockstream::store::{MemoryStore, QuorumStore, RedisStore};
 use lockstream::{Check, LockRegistry};
 
 use crate::lazy;
-use crate::support::{Program, RedisServer, least_rights};
+use crate::support::{Cluster, Program, RedisServer, least_rights};
 
 /// Every server is one that takes writes, and its way was measured.
 fn assert_sound(check: &Check, servers: usize) {
@@ -92,6 +92,19 @@ async fn what_is_missing_is_told() {
         check.servers[0].warnings[0].contains("allkeys-lru"),
         "{check}"
     );
+}
+
+/// All processes of a fleet asked the node for the map that the url names first.
+#[tokio::test]
+async fn any_node_of_a_cluster_is_asked_for_the_map() {
+    let cluster = Cluster::without_replicas();
+    for _ in 0..100 {
+        RedisStore::connect(cluster.url()).await.unwrap();
+    }
+    for server in cluster.primaries() {
+        // That one of three is never chosen happens once in 10^17 runs.
+        assert!(server.calls("cluster|slots") > 0);
+    }
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::iter;
 
 use futures::FutureExt;
+use rand::seq::SliceRandom;
 use redis::{Cmd, ConnectionAddr, FromRedisValue, Value, cmd};
 use tokio::time::Instant;
 
@@ -63,8 +64,11 @@ impl Seeds {
     /// The map as the first that answers has it, of these nodes and the seeds. The time to connect is for all of it.
     pub(super) async fn find_map(&self, nodes: &[Address], times: Times) -> Result<SlotMap, Fault> {
         let within = times.connect;
+        // At random, so that a fleet does not ask the same one.
+        let mut seeds = self.endpoints.clone();
+        seeds.shuffle(&mut rand::rng());
         // In turns: those that we know may all be gone.
-        let mut seeds = self.endpoints.iter().cloned();
+        let mut seeds = seeds.into_iter();
         let known = nodes.iter().map(|node| self.node(node));
         let mixed = known.flat_map(|node| iter::once(node).chain(seeds.next()));
         let mut nodes = mixed.collect::<Vec<_>>();

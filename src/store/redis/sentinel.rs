@@ -94,8 +94,9 @@ impl Sentinels {
         server.address = format!("{}/{service}", addresses.join(",")).into();
         Ok(Self {
             service: service.into(),
+            // At random, so that a fleet does not ask the same one.
+            first: Arc::new(rand::random_range(0..all.len()).into()),
             all,
-            first: Arc::default(),
             server,
         })
     }

@@ -70,9 +70,9 @@ impl RedisStore {
     /// With the feature `sentinel` also `redis+sentinel://[user][:password@]host[:port],host[:port]/service[/db]`
     /// (port 26379 by default), and `rediss+sentinel://` for TLS to sentinels and servers. User and password are those
     /// of the servers. Sentinels get those of `?sentinel_user=…&sentinel_password=…`, percent-encoded, or none. Before
-    /// each connection the sentinels are asked in turn for the primary, each for one `response_timeout` at most; the
-    /// one that answered last is asked first. Then the server is asked for its role. The connection ends as soon as a
-    /// sentinel names another primary. A fail-over may lose leases: see `docs/operations.md`.
+    /// each connection the sentinels are asked in turn for the primary, from a random one, each for one `response_timeout`
+    /// at most; the one that answered last is asked first. Then the server is asked for its role. The connection ends as
+    /// soon as a sentinel names another primary. A fail-over may lose leases: see `docs/operations.md`.
     ///
     /// With the feature `cluster` also `redis+cluster://[user][:password@]host[:port],host[:port]/`, and
     /// `rediss+cluster://`: see `RedisStore::cluster`.
