@@ -447,3 +447,25 @@ async fn a_host_that_is_silent_is_waited_for_once() {
     })
     .await;
 }
+
+/// It was given all the time for connecting, at each attempt and each look, before the next was tried.
+#[tokio::test]
+async fn a_host_that_is_silent_has_the_next_beside_it() {
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // A half of it is soon enough, and the whole is not.
+        let url = format!(
+            "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?sslmode=disable&connect_timeout=24s",
+            silent.local_addr().unwrap().port(),
+            server.port()
+        );
+        let soon = 2 * BOUND;
+        let connecting = tokio::time::timeout(soon, PostgresStore::connect(&url));
+        let store = connecting.await.expect("in time").unwrap();
+        let locks = builder(store).build().unwrap();
+        let checking = tokio::time::timeout(soon, locks.check());
+        checking.await.expect("in time").unwrap();
+    })
+    .await;
+}
