@@ -403,20 +403,22 @@ impl LockRegistry {
         crate::stream::Scan::new(self.engine.clone(), prefix.as_ref().into())
     }
 
-    /// Looks whether the store can be used, and what it is: for readiness probes, and before anything else on a new
-    /// machine.
+    /// Looks thoroughly whether the store can be used, and what it is: before anything else on a new machine, at a start or
+    /// a deploy.
     ///
     /// It connects to each server anew: of a cluster to all primaries, of a quorum to all nodes. Each must accept the
     /// user, take writes, and allow what every registry needs. What not everybody needs is told in the
     /// [`Check`](crate::Check): missing rights, servers that cannot push. No lock is touched, and the registry's own
-    /// connection is not. A probe asks some ten commands a server; more often than every few seconds is of no use.
+    /// connection is not.
+    ///
+    /// It takes one `connect_timeout` and one response time-out at most: the servers are looked at side by side.
     ///
     /// # Errors
     ///
-    /// [`StoreError`](crate::StoreError) if the store cannot be used: a server that cannot be reached within its
-    /// `connect_timeout` (of a quorum, if no majority is left), that refuses, or that takes no writes. Its text says why,
-    /// and [`is_retryable`](crate::StoreError::is_retryable) whether that may pass by itself. Also if the registry was
-    /// shut down.
+    /// [`StoreError`](crate::StoreError) if the store cannot be used: a server that cannot be reached in that time (of a
+    /// quorum, if no majority is left), that refuses, that takes no writes, or whose PostgreSQL schema is missing. Its text
+    /// says why, and [`is_retryable`](crate::StoreError::is_retryable) whether that may pass by itself. Also if the registry
+    /// was shut down.
     ///
     /// # Cancel safety
     ///

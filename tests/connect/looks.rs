@@ -1,10 +1,10 @@
-//! What `LockRegistry::check` says.
+//! What `LockRegistry::check` says, and what it costs.
 
 use lockstream::store::{MemoryStore, QuorumStore, RedisStore};
 use lockstream::{Check, LockRegistry};
 
-use crate::lazy;
-use crate::support::{Cluster, Program, RedisServer, least_rights};
+use crate::support::{Cluster, Program, Proxy, RedisServer, Way, least_rights, wait_until};
+use crate::{BOUND, lazy};
 
 /// Every server is one that takes writes, and its way was measured.
 fn assert_sound(check: &Check, servers: usize) {
@@ -92,6 +92,74 @@ async fn what_is_missing_is_told() {
         check.servers[0].warnings[0].contains("allkeys-lru"),
         "{check}"
     );
+}
+
+/// Each look sent the whole script, 33 KB, which the server had.
+#[tokio::test]
+async fn a_look_costs_one_connection_and_no_script() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let locks = lazy(&proxy.url());
+    locks.check().await.unwrap();
+    server.reset_stats();
+    let (accepted, bytes) = (proxy.accepted(), proxy.bytes().0);
+    locks.check().await.unwrap();
+    assert_eq!(proxy.accepted() - accepted, 1);
+    let sent = proxy.bytes().0 - bytes;
+    assert!(sent < 2000, "{sent} bytes");
+    let calls = server.all_calls();
+    for (command, times) in [("evalsha", 1), ("eval", 0), ("scan", 1), ("hello", 4)] {
+        assert_eq!(server.calls(command), times, "{command}: {calls:?}");
+    }
+}
+
+/// It made and deleted seventeen keys to see whether a proxy spreads them.
+#[tokio::test]
+async fn a_look_through_an_old_protocol_writes_nothing() {
+    let server = RedisServer::builder()
+        .config("rename-command HELLO \"\"")
+        .start();
+    let changes = || {
+        let info: String = server.ask(&["INFO", "persistence"]);
+        let line = info.lines().find(|it| it.starts_with("rdb_changes_since"));
+        line.unwrap().to_owned()
+    };
+    let before = changes();
+    let check = lazy(&server.url()).check().await.unwrap();
+    assert!(check.servers[0].no_push.is_some(), "{check}");
+    assert_eq!(changes(), before);
+}
+
+/// The map of a cluster was asked for again for each of its primaries, and they were looked at one after the other: each
+/// might take the whole time for connecting.
+#[tokio::test]
+async fn the_primaries_of_a_cluster_are_looked_at_side_by_side() {
+    let cluster = Cluster::behind_proxies();
+    let proxies = &cluster.proxies()[..3];
+    // One node is asked for the map.
+    let url = format!("redis+cluster://127.0.0.1:{}/", proxies[0].port());
+    let locks = lazy(&url);
+    locks.check().await.unwrap();
+    let accepted = || proxies.iter().map(Proxy::accepted).collect::<Vec<_>>();
+    let before = accepted();
+    assert_sound(&locks.check().await.unwrap(), 3);
+    let made: u64 = accepted().iter().sum::<u64>() - before.iter().sum::<u64>();
+    assert_eq!(made, 1 + 3);
+
+    for proxy in &proxies[1..] {
+        proxy.hold(Way::ToClient, true);
+    }
+    let before = accepted();
+    let checking = tokio::spawn(locks.check());
+    wait_until("both are asked", BOUND, || {
+        (1..3).all(|index| accepted()[index] > before[index])
+    })
+    .await;
+    for proxy in &proxies[1..] {
+        proxy.hold(Way::ToClient, false);
+    }
+    // It may have been given up meanwhile.
+    let _ = checking.await.unwrap();
 }
 
 /// All processes of a fleet asked the node for the map that the url names first.

@@ -327,6 +327,29 @@ async fn what_changes_nothing_writes_nothing() {
     assert_eq!(seen(served), 1);
 }
 
+/// A look waited for the disk, and for the standbys, that its notification to itself was there: which it reads back at once.
+#[tokio::test]
+async fn a_look_waits_for_no_disk_and_changes_nothing() {
+    let server = PgServer::builder().config("autovacuum = off").start();
+    let locks = registry(&server.url()).await;
+    let before = writes(&server);
+    let check = locks.check().await.unwrap();
+    assert!(check.servers[0].no_push.is_none(), "{check}");
+    assert!(check.servers[0].warnings.is_empty(), "{check}");
+    // The notification.
+    assert!(writes(&server) - before <= 1);
+
+    // Commits that are to be durable wait for ever from now on.
+    let mut admin = server.client();
+    admin.run("ALTER SYSTEM SET synchronous_standby_names = 'nobody'");
+    admin.run("SELECT pg_reload_conf()");
+    let set = "SELECT current_setting('synchronous_standby_names') = 'nobody'";
+    eventually("it is set", async || server.one::<bool>(set)).await;
+    let check = locks.check().await.unwrap();
+    let warnings = check.servers[0].warnings.join("\n");
+    assert!(warnings.contains("synchronous_standby_names"), "{check}");
+}
+
 /// PostgreSQL reads a small table in full once it knows how small it is. With it go the old versions of each row.
 #[tokio::test]
 async fn small_tables_are_read_by_their_indexes() {

@@ -23,6 +23,27 @@ async fn the_first_that_connects_makes_the_schema() {
     assert!(lease.is_valid());
 }
 
+/// It was said to make nothing, and made the schema where there was none.
+#[tokio::test]
+async fn a_look_makes_no_schema_and_says_that_it_is_missing() {
+    let server = PgServer::start();
+    let locks = builder(PostgresStore::connect_lazy(server.url()).unwrap());
+    let locks = locks.build().unwrap();
+    let error = locks.check().await.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("it has no schema \"lockstream\""),
+        "{error}"
+    );
+    let schemas = "SELECT count(*) FROM pg_namespace WHERE nspname = 'lockstream'";
+    assert_eq!(server.one::<i64>(schemas), 0);
+    // Whoever needs it makes it.
+    let lease = locks.obtain("k").lease().await.unwrap();
+    lease.release().await.unwrap();
+    locks.check().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_that_connect_at_once_one_makes_it() {
     let server = PgServer::start();

@@ -55,6 +55,19 @@ impl PostgresBackend {
             has_warned_of_sweep: AtomicBool::new(false),
         }
     }
+
+    /// The same to look with, on one connection: the server refuses whatever would change something.
+    pub(super) fn looking(&self) -> Arc<Self> {
+        let mut settings = self.settings.clone();
+        (settings.migrates, settings.lanes) = (false, 1);
+        Arc::new(Self {
+            settings,
+            names: self.names.looking(),
+            greeting: self.greeting.looking(),
+            within: self.within,
+            has_warned_of_sweep: AtomicBool::new(false),
+        })
+    }
 }
 
 impl Backend for PostgresBackend {

@@ -48,6 +48,17 @@ impl Names {
         }
     }
 
+    /// The same for transactions that only look. A notification has a commit of its own, which need not be on disk.
+    pub(super) fn looking(&self) -> Self {
+        let begin = &self.begin;
+        Self {
+            begin: format!(
+                "{begin}; SET TRANSACTION READ ONLY; SET LOCAL synchronous_commit = off"
+            ),
+            ..self.clone()
+        }
+    }
+
     /// The statement that calls a function of the schema.
     pub(super) fn sql(&self, call: &str) -> String {
         format!("SELECT * FROM {}.{call}", self.schema)

@@ -22,7 +22,7 @@ use super::topology::Topology;
 use crate::store::attempts::SetUps;
 use crate::store::contract::SessionConfig;
 use crate::store::driver::{
-    Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, SlotSet, Trouble,
+    Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, Trouble,
 };
 use crate::store::send_window::Limits;
 use crate::user_code::log;
@@ -85,18 +85,20 @@ impl RedisBackend {
         }
     }
 
-    /// Connects to any address of the server.
+    /// Connects to any address of the server. `looks`: to look, and not for locks.
     pub(super) async fn open(
         self: &Arc<Self>,
         hello: Hello<'_, ClientId>,
+        looks: bool,
     ) -> Result<Connected<Primary>, Fault> {
-        self.open_among(hello, &SetUps::default()).await
+        self.open_among(hello, &SetUps::default(), looks).await
     }
 
     async fn open_among(
         self: &Arc<Self>,
         hello: Hello<'_, ClientId>,
         set_ups: &SetUps,
+        looks: bool,
     ) -> Result<Connected<Primary>, Fault> {
         if hello.is_beside {
             // The first hangs where a sentinel has sent it.
@@ -107,19 +109,9 @@ impl RedisBackend {
         // Of several addresses one may be that of a replica, which takes no writes.
         let opened = endpoint.at_any_address(self.connect_within, set_ups, |endpoint| {
             let (backend, hello) = (self.clone(), hello.clone());
-            async move { backend.set_up(&endpoint, hello).await }.boxed()
+            async move { backend.set_up(&endpoint, hello, looks).await }.boxed()
         });
         opened.await.inspect_err(|_| self.topology.doubt())
-    }
-
-    /// The slots of the node `address`, as the cluster has it.
-    pub(super) async fn slots_at(&self, address: &Address) -> Result<SlotSet, Fault> {
-        let Some(seeds) = self.topology.seeds() else {
-            return Ok(SlotSet::new());
-        };
-        let map = seeds.find_map(&[], self.times()).await?;
-        let here = map.into_iter().filter(|(owner, _)| owner == address);
-        Ok(here.flat_map(|(_, slots)| slots).collect())
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -217,7 +209,7 @@ impl Backend for RedisBackend {
         hello: Hello<'a, ClientId>,
         set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<Primary>, StoreError>> {
-        async move { Ok(self.open_among(hello, set_ups).await?) }.boxed()
+        async move { Ok(self.open_among(hello, set_ups, false).await?) }.boxed()
     }
 
     fn connect_timeout(&self) -> Duration {

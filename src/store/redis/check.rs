@@ -3,47 +3,55 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::future::try_join_all;
 use redis::{Cmd, Value, cmd};
 
 use super::backend::RedisBackend;
 use super::fault::{ErrorReply, Fault};
 use super::handshake::field;
 use crate::CheckedServer;
-use crate::store::driver::{Address, Hello};
+use crate::roaming::time::timeout_at;
+use crate::store::driver::{Address, Hello, SlotSet};
 
 /// How often the way to the server is measured.
 const TRIES: usize = 3;
 
-/// Looks at every primary, on a connection of its own.
+/// Looks at all primaries side by side, each on a connection of its own.
 pub(super) async fn check(backend: Arc<RedisBackend>) -> Result<Vec<CheckedServer>, Fault> {
-    let within = backend.connect_within;
-    let mut checked = Vec::new();
-    for address in backend.topology.primaries(backend.times()).await? {
-        let silent = |_| Err(Fault::silent(&address, within));
-        let looking = crate::roaming::time::timeout(within, look(&backend, &address));
-        checked.push(looking.await.unwrap_or_else(silent)?);
-    }
-    Ok(checked)
+    let within = backend.connect_within + backend.within;
+    let until = tokio::time::Instant::now() + within;
+    let primaries = backend.topology.primaries(backend.times()).await?;
+    let looks = primaries.iter().map(async |(address, slots)| {
+        let silent = |_| Err(Fault::silent(address, within));
+        let looking = timeout_at(until, look(&backend, address, slots));
+        looking.await.unwrap_or_else(silent)
+    });
+    try_join_all(looks).await
 }
 
-async fn look(backend: &Arc<RedisBackend>, address: &Address) -> Result<CheckedServer, Fault> {
+async fn look(
+    backend: &Arc<RedisBackend>,
+    address: &Address,
+    slots: &SlotSet,
+) -> Result<CheckedServer, Fault> {
     let hello = Hello {
         address,
-        slots: backend.slots_at(address).await?,
+        slots: slots.clone(),
         is_beside: false,
         is_first: false,
         predecessor: None,
     };
-    let connected = backend.open(hello).await?;
+    let connected = backend.open(hello, true).await?;
     let mut link = connected.link.link;
     let within = backend.within;
 
-    let mut round_trip = Duration::MAX;
+    let (mut round_trip, mut greeting) = (Duration::MAX, Value::Nil);
     for _ in 0..TRIES {
         let began = Instant::now();
         // Everybody may ask that, and a refusal is an answer.
-        link.ask_all(&[cmd("HELLO")], within).await?;
+        let mut answers = link.ask_all(&[cmd("HELLO")], within).await?;
         round_trip = round_trip.min(began.elapsed());
+        greeting = answers.pop().unwrap_or(Value::Nil);
     }
     let info = |section: &str| cmd("INFO").arg(section).take();
     // What not everybody needs, and a question that shows whether it is allowed.
@@ -55,7 +63,8 @@ async fn look(backend: &Arc<RedisBackend>, address: &Address) -> Result<CheckedS
             "client|kill",
             cmd("CLIENT").arg(&["KILL", "ID", NOBODY]).take(),
         ),
-        ("script|load", backend.script.load()),
+        // Not a script, so that none is added: ours was looked for by the connection.
+        ("script|load", cmd("SCRIPT").arg(&["LOAD", ")"]).take()),
         ("scan", cmd("SCAN").arg(&["0", "COUNT", "1"]).take()),
     ];
     if backend.min_replicas.is_some() {
@@ -65,19 +74,14 @@ async fn look(backend: &Arc<RedisBackend>, address: &Address) -> Result<CheckedS
         .iter()
         .map(|(_, question)| question.clone())
         .collect();
-    questions.extend([cmd("HELLO"), info("memory")]);
+    questions.push(info("memory"));
     let answers = link.ask_all(&questions, within).await?;
     let is_refused = |answer: &Value| matches!(answer, Value::ServerError(error) if ErrorReply::from(error).code() == "NOPERM");
     let lacking = rights.iter().zip(&answers);
     let lacking = lacking.filter(|(_, answer)| is_refused(answer));
     let missing_rights = lacking.map(|((right, _), _)| (*right).to_owned()).collect();
 
-    let [.., greeting, memory] = &answers[..] else {
-        return Err(Fault::garbled(
-            &link.address,
-            "fewer answers than questions",
-        ));
-    };
+    let memory = answers.last().unwrap_or(&Value::Nil);
     let mut warnings = Vec::new();
     if let Some(policy) = field(memory, "maxmemory_policy:").filter(|it| *it != "noeviction") {
         warnings.push(format!(
@@ -86,7 +90,7 @@ async fn look(backend: &Arc<RedisBackend>, address: &Address) -> Result<CheckedS
     }
     Ok(CheckedServer {
         address: link.address.to_string(),
-        version: version(&answers[0], greeting),
+        version: version(&answers[0], &greeting),
         round_trip,
         no_push: connected.no_push,
         missing_rights,

@@ -1,5 +1,6 @@
 //! The set-up of a new connection (O4, G2).
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,17 +43,21 @@ pub(super) struct ServerInfo {
 const MAKE: &str =
     "for i = 1, #KEYS do redis.call('SET', KEYS[i], '1', 'PX', '10000') end return 1";
 const TAKE: &str = "return redis.call('DEL', KEYS[1])";
+/// Of the server where it runs.
+const RUN_ID: &str = "local info = redis.pcall('INFO', 'server') \
+                      return type(info) == 'string' and info:match('run_id:(%x+)')";
 const CLEAR: &str = "for i = 1, #KEYS do redis.call('DEL', KEYS[i]) end return 1";
 
 pub(super) const ONLY_RESP2: &str = "it, or a proxy before it, speaks RESP2 only";
 pub(super) const UNHEARD: &str = "a message published to our own channel did not arrive";
 
 impl RedisBackend {
-    /// Connects. Cancel safe: no step touches a lock.
+    /// Connects. Cancel safe: no step touches a lock. `looks`: to look, and not for locks.
     pub(super) async fn set_up(
         self: &Arc<Self>,
         endpoint: &Endpoint,
         hello: Hello<'_, ClientId>,
+        looks: bool,
     ) -> Result<Connected<Primary>, Fault> {
         let (names, within) = (&self.names, self.connect_within);
         let number = self.next_number();
@@ -137,7 +142,7 @@ impl RedisBackend {
         let is_proxy =
             matches!(info, Value::ServerError(error) if ErrorReply::from(error).code() != "NOPERM");
         if !self.is_cluster() && (is_proxy || !speaks_resp3) {
-            self.refuse_spread(&mut link).await?;
+            self.refuse_spread(&mut link, looks).await?;
         }
         link.answers_within(self.within);
         let server = ServerInfo::read(&server, &memory.unwrap_or(Value::Nil));
@@ -154,9 +159,29 @@ impl RedisBackend {
 
     /// Refuses a proxy that spreads keys over several servers, and sends a call to that of its first key: the other keys
     /// of the call would be elsewhere for other calls. One script makes several names, and each is looked for by itself.
-    async fn refuse_spread(&self, link: &mut Link<Tag>) -> Result<(), Fault> {
+    /// Whoever only looks believes the servers' ids, and writes only if these are hidden.
+    async fn refuse_spread(&self, link: &mut Link<Tag>, looks: bool) -> Result<(), Fault> {
         let (names, within) = (&self.names, self.connect_within);
         let names = names.far_apart(&format!("{:016x}", rand::random::<u64>()));
+        let about = |script: &str| {
+            let each = names.iter().map(|name| {
+                let mut about = cmd("EVAL");
+                about.arg(script).arg(1).arg(name);
+                about
+            });
+            each.collect::<Vec<_>>()
+        };
+        if looks {
+            let answers = link.ask_all(&about(RUN_ID), within).await?;
+            let ids = answers
+                .iter()
+                .map(|id| field(id, "").filter(|id| is_run_id(id)));
+            match ids.collect::<Option<BTreeSet<_>>>() {
+                Some(ids) if ids.len() == 1 => return Ok(()),
+                Some(_) => return Err(Fault::spread(&link.address)),
+                None => {}
+            }
+        }
         let mut make = cmd("EVAL");
         make.arg(MAKE).arg(names.len()).arg(&names);
         match link.ask(&make, within).await {
@@ -166,12 +191,7 @@ impl RedisBackend {
             }
             made => drop(made?),
         }
-        let looks = names.iter().map(|name| {
-            let mut look = cmd("EVAL");
-            look.arg(TAKE).arg(1).arg(name);
-            look
-        });
-        let mut commands: Vec<_> = looks.collect();
+        let mut commands = about(TAKE);
         let mut clear = cmd("EVAL");
         clear.arg(CLEAR).arg(names.len()).arg(&names);
         commands.push(clear);

@@ -292,7 +292,7 @@ pub(super) async fn try_out(topology: &Topology, times: Times) -> Result<(), Fau
     let within = times.connect;
     let until = Instant::now() + within;
     let nodes = topology.primaries(times).await?;
-    let asking = nodes.iter().map(async |node| {
+    let asking = nodes.keys().map(async |node| {
         let mut link = topology.connect_resp2(node, times).await?;
         // For no replicas, so the answer comes at once. A replica refuses.
         let wait = wait(0, Duration::from_millis(1));

@@ -25,7 +25,7 @@ pub(super) fn scan(
         async move { backend.topology.primaries(backend.times()).await }
     };
     let keys = stream::once(primaries)
-        .map_ok(|primaries| stream::iter(primaries.into_iter().map(Ok)))
+        .map_ok(|primaries| stream::iter(primaries.into_keys().map(Ok)))
         .try_flatten()
         .and_then(move |address| {
             let (backend, start) = (backend.clone(), start.clone());

@@ -1,6 +1,6 @@
 //! Which servers a store consists of, and where they are.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 #[cfg(feature = "tls-rustls")]
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::link::Link;
 use super::sentinel::Sentinels;
 
 use crate::store::attempts::SetUps;
-use crate::store::driver::Address;
+use crate::store::driver::{Address, SlotSet};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::url::UrlSettings;
@@ -92,13 +92,19 @@ impl Topology {
         }
     }
 
-    /// Where its primaries are; those of a cluster are asked for.
-    pub(super) async fn primaries(&self, times: Times) -> Result<BTreeSet<Address>, Fault> {
+    /// Where its primaries are, and their slots; those of a cluster are asked for.
+    pub(super) async fn primaries(
+        &self,
+        times: Times,
+    ) -> Result<BTreeMap<Address, SlotSet>, Fault> {
         let Self::Cluster(seeds) = self else {
-            return Ok([self.address().clone()].into());
+            return Ok([(self.address().clone(), SlotSet::new())].into());
         };
-        let map = seeds.find_map(&[], times).await?;
-        Ok(map.into_iter().map(|(address, _)| address).collect())
+        let mut primaries = BTreeMap::<_, SlotSet>::new();
+        for (address, slots) in seeds.find_map(&[], times).await? {
+            primaries.entry(address).or_default().extend(slots);
+        }
+        Ok(primaries)
     }
 
     /// How to connect to the node `address` now. Asked before each attempt.
