@@ -143,7 +143,7 @@ async fn registries() -> Result<(Vec<LockRegistry>, &'static str), Error> {
     }
     for _ in 0..MACHINES {
         let registry = LockRegistry::builder_for(&url)?.prefix("cron").build()?;
-        registry.check().await?;
+        registry.ping().await?;
         registries.push(registry);
     }
     Ok((registries, "on the server in REDIS_URL"))

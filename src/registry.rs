@@ -403,13 +403,60 @@ impl LockRegistry {
         crate::stream::Scan::new(self.engine.clone(), prefix.as_ref().into())
     }
 
+    /// Asks the store one small question, as a lock would: for readiness probes. Yields how long the answer took.
+    ///
+    /// It uses the connections of the registry, and makes one only if there is none, as the first lock does. So it is true
+    /// also while the server refuses further connections. A question is a call that goes with renewals: it writes nothing,
+    /// and needs no right that locks do not. On one server it is one call; on a cluster one to each primary that this
+    /// registry uses now, or to any if it uses none; on a quorum one to each node, and a majority must answer. A memory
+    /// store answers at once. A connection that is asked more often than once a minute stays open.
+    ///
+    /// [`check`](Self::check) looks at more, and costs more.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`](crate::StoreError) if there is no answer within the response time-out, to which the first connection
+    /// adds its `connect_timeout`; if a server refuses; if the registry was shut down. While the store is down it is the
+    /// reason of that, as in [`LockEvent::StoreDown`](crate::LockEvent::StoreDown).
+    ///
+    /// # Cancel safety
+    ///
+    /// It changes nothing, and may be dropped at any time.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::StoreError> {
+    /// let locks = LockRegistry::in_memory();
+    /// // GET /ready
+    /// let (status, body) = match locks.ping().await {
+    ///     Ok(took) => (200, format!("the lock store answered in {took:?}")),
+    ///     Err(error) => (503, error.to_string()),
+    /// };
+    /// # assert_eq!(status, 200, "{body}");
+    /// # Ok(()) }
+    /// ```
+    pub fn ping(&self) -> Ping {
+        let engine = self.engine.clone();
+        Operation::new(async move {
+            let session = engine.session().ok_or_else(closed)?;
+            let began = Instant::now();
+            let within = engine.settings.response_timeout + session.connects_within();
+            let answered = session.ping(within).await;
+            // What it waited for may be the pause after a failed attempt to connect.
+            answered.map_err(|error| engine.away().unwrap_or(error))?;
+            Ok(began.elapsed())
+        })
+    }
+
     /// Looks thoroughly whether the store can be used, and what it is: before anything else on a new machine, at a start or
-    /// a deploy.
+    /// a deploy. For readiness probes, which are many, there is [`ping`](Self::ping).
     ///
     /// It connects to each server anew: of a cluster to all primaries, of a quorum to all nodes. Each must accept the
     /// user, take writes, and allow what every registry needs. What not everybody needs is told in the
     /// [`Check`](crate::Check): missing rights, servers that cannot push. No lock is touched, and the registry's own
-    /// connection is not.
+    /// connection is not. `docs/operations.md` counts what it costs.
     ///
     /// It takes one `connect_timeout` and one response time-out at most: the servers are looked at side by side.
     ///
@@ -438,9 +485,7 @@ impl LockRegistry {
     pub fn check(&self) -> CheckStore {
         let engine = self.engine.clone();
         Operation::new(async move {
-            let Some(session) = engine.session() else {
-                return Err(crate::StoreError::lasting("the registry is closed"));
-            };
+            let session = engine.session().ok_or_else(closed)?;
             session.check().await
         })
     }
@@ -513,6 +558,10 @@ impl LockRegistry {
     }
 }
 
+fn closed() -> crate::StoreError {
+    crate::StoreError::lasting("the registry is closed")
+}
+
 async fn shut_down(engine: Arc<Engine>) {
     let (grace, answered) = engine.close();
     if timeout_at(grace, engine.idle()).await.is_err() {
@@ -552,6 +601,9 @@ pub type Connect = Operation<Result<LockRegistry, crate::StoreError>>;
 
 /// Future of [`LockRegistry::check`].
 pub type CheckStore = Operation<Result<crate::Check, crate::StoreError>>;
+
+/// Future of [`LockRegistry::ping`].
+pub type Ping = Operation<Result<Duration, crate::StoreError>>;
 
 /// Future of [`LockRegistry::shutdown`].
 pub type Shutdown = Operation<()>;

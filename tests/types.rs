@@ -112,6 +112,8 @@ lasting! {
     future::Extend: Send, Unpin, FusedFuture;
     future::Adopt: Send, Sync, Unpin, FusedFuture;
     future::Inspect: Send, Unpin, FusedFuture;
+    future::CheckStore: Send, Unpin, FusedFuture;
+    future::Ping: Send, Unpin, FusedFuture;
     future::Shutdown: Send, Unpin, FusedFuture;
     future::Drain: Send, Unpin, FusedFuture;
     future::Resign: Send, Unpin, FusedFuture;

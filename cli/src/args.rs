@@ -573,8 +573,8 @@ pub(crate) struct WatchArgs {
 /// Say whether the store can be used, and what it is.
 ///
 /// Connects to each server, and tells its version, how far away it is, whether it pushes or waiters poll, and which rights
-/// are missing. Touches no lock, and makes nothing. As a readiness probe: the exit code is 0 if locks can be taken, and 69
-/// if not.
+/// are missing. Touches no lock, and makes nothing: a schema that is missing is an error. The exit code is 0 if locks can
+/// be taken, and 69 if not. For a person, a start or a deploy: it connects anew each time.
 #[derive(Args, Debug)]
 pub(crate) struct CheckArgs {
     #[command(flatten)]

@@ -16,7 +16,6 @@ use super::phase::EndMode;
 use super::state::{Deferred, PIECE, State};
 use super::timer::Timer;
 use super::waiter_state::{Peers, WaiterState};
-use crate::Token;
 use crate::clock::{Clock, SUSPENSION_TICK};
 use crate::events::Events;
 use crate::events::LockEvent;
@@ -33,6 +32,7 @@ use crate::store::contract::{
 };
 use crate::turnstile::{EventCx, Holding, Ids, Lines, Moment, Patience, Waiter, WaiterId};
 use crate::user_code::{self, log};
+use crate::{StoreError, Token};
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -172,6 +172,12 @@ impl Engine {
             session.start();
         }
         session
+    }
+
+    /// Why the store, or a part of it, is down, as far as is known.
+    pub(crate) fn away(&self) -> Option<StoreError> {
+        let state = self.lock();
+        state.away.as_ref().map(|(_, error)| error.clone())
     }
 
     /// A caller waits on this runtime for the end of a lease. The timer's task may move here if its own runtime ends

@@ -33,6 +33,7 @@ use tokio::runtime::Handle;
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
 pub(crate) use crate::mode::Mode;
 use crate::roaming::Tasks;
+use crate::roaming::time::timeout;
 use crate::{Check, StoreError};
 
 /// The store's own time, in microseconds since the Unix epoch.
@@ -113,6 +114,11 @@ pub enum Op {
     /// answer or grant that was said.
     Serve { owner: Owner },
 }
+
+/// Whether nobody has a lock: sequences begin at 1. It goes the way of renewals, and needs no right that they do not.
+pub(crate) const PING: Op = Op::Verify {
+    owner: Owner::exclusive(0),
+};
 
 impl Op {
     /// The owner of the op; for a yield, the old owner.
@@ -459,6 +465,21 @@ pub trait Session: Send + Sync {
 
     /// Looks whether the store can be used, on connections of its own.
     fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>>;
+
+    /// Asks a small question on the connections that stand: of several servers, each that is in use. It makes a connection
+    /// only if there is none, and writes nothing. `within`: when it gives up.
+    fn ping(&self, within: Duration) -> BoxFuture<'static, Result<(), StoreError>> {
+        let asked = self.ask("ping".into(), PING);
+        async move {
+            match timeout(within, asked).await {
+                Ok(answer) => answer
+                    .map(drop)
+                    .map_err(|error| error.store_error().clone()),
+                Err(_) => Err(StoreError::new(format!("no answer within {within:?}"))),
+            }
+        }
+        .boxed()
+    }
 
     /// Runs an op that belongs to no ticket or tenure: its answer is told to nobody but the caller. If the future is
     /// dropped, the op may still be done.

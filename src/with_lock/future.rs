@@ -15,7 +15,7 @@ pub use crate::manual::{Acquire, ExtendHeld, Release};
 pub use crate::operation::Operation;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub use crate::registry::Connect;
-pub use crate::registry::{CheckStore, Drain, Shutdown};
+pub use crate::registry::{CheckStore, Drain, Ping, Shutdown};
 #[cfg(feature = "redis")]
 pub use crate::store::ConnectStore;
 pub use crate::verify_lease::Verify;

@@ -57,6 +57,35 @@ pub(crate) async fn who_is_over_is_told_no_more<W: World>(w: &W) {
     }
 }
 
+/// For readiness probes there was only the thorough look, which connects anew and costs more than locks.
+pub(crate) async fn a_ping_is_answered_while_locks_would_be<W: World>(w: &W) {
+    let locks = w.builder().await.response_timeout(ms(1000));
+    let locks = locks.build().unwrap();
+    let lease = locks.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
+    let left = w.leftovers();
+    let took = locks.ping().await.unwrap();
+    assert!(took < BOUND, "{took:?}");
+    assert_eq!(w.leftovers(), left, "it writes nothing");
+    lease.release().await.unwrap();
+
+    w.set_offline(true);
+    locks.ping().await.unwrap_err();
+    w.set_offline(false);
+    eventually("it answers again", async || locks.ping().await.is_ok()).await;
+
+    w.set_latency(ms(3000));
+    let begin = Instant::now();
+    locks.ping().await.unwrap_err();
+    // To the response time-out belongs that of connecting, if the connection was not needed meanwhile.
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    w.set_latency(ms(0));
+    eventually("it answers again", async || locks.ping().await.is_ok()).await;
+
+    locks.shutdown().await;
+    let closed = locks.ping().await.unwrap_err();
+    assert!(!closed.is_retryable(), "{closed}");
+}
+
 /// It listed locks of dead holders as held.
 pub(crate) async fn a_scan_leaves_out_the_dead<W: World>(w: &W) {
     let [here, there] = w.registries().await;

@@ -1,4 +1,4 @@
-//! What `LockRegistry::check` says, and what it costs.
+//! What `LockRegistry::check` and `ping` say, and what they cost.
 
 use lockstream::store::{MemoryStore, QuorumStore, RedisStore};
 use lockstream::{Check, LockRegistry};
@@ -175,6 +175,85 @@ async fn any_node_of_a_cluster_is_asked_for_the_map() {
     }
 }
 
+/// A readiness probe by `check` said "not ready" of a process whose locks worked, since the server accepted no further
+/// connection.
+#[tokio::test]
+async fn a_ping_makes_no_connection_if_there_is_one() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let locks = lazy(&proxy.url());
+    // The first makes it, as the first lock would.
+    locks.ping().await.unwrap();
+    proxy.refuse();
+    let accepted = proxy.accepted();
+    server.reset_stats();
+    for _ in 0..10 {
+        locks.ping().await.unwrap();
+    }
+    assert_eq!(proxy.accepted(), accepted);
+    let calls = server.all_calls();
+    // A call, and in it the time and a look at the key.
+    assert_eq!(server.calls("evalsha"), 10, "{calls:?}");
+    assert_eq!(calls.values().sum::<u64>(), 30, "{calls:?}");
+    locks.check().await.unwrap_err();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    lease.release().await.unwrap();
+
+    // What it says is why there is no connection, and not only that there was no answer.
+    proxy.cut();
+    let refused = async || {
+        let error = locks.ping().await.unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        error.to_string().contains("refused")
+    };
+    // The first may still go to the connection that is cut.
+    while !refused().await {}
+    for _ in 0..3 {
+        assert!(refused().await);
+    }
+}
+
+/// Of a cluster each primary is asked that the registry uses, and no other.
+#[tokio::test]
+async fn a_ping_asks_each_primary_in_use() {
+    let cluster = Cluster::behind_proxies();
+    let locks = lazy(&cluster.url());
+    let asked = || {
+        let primaries = cluster.primaries().iter();
+        primaries.map(|it| it.calls("evalsha")).collect::<Vec<_>>()
+    };
+    locks.ping().await.unwrap();
+    let used: Vec<_> = asked().iter().map(|calls| *calls > 0).collect();
+    assert_eq!(used.iter().filter(|it| **it).count(), 1, "{used:?}");
+    let homes = [0, 1].map(|home| {
+        let mut keys = (0..).map(|n| format!("k{n}"));
+        keys.find(|key| cluster.home(&format!("lock:{key}")) == home)
+            .unwrap()
+    });
+    for key in &homes {
+        let lease = locks.obtain(key).lease().await.unwrap();
+        lease.release().await.unwrap();
+    }
+    let in_use: Vec<_> = (0..3).map(|index| index < 2 || used[index]).collect();
+    let before = asked();
+    locks.ping().await.unwrap();
+    let each: Vec<_> = asked()
+        .iter()
+        .zip(&before)
+        .map(|(after, it)| after - it)
+        .collect();
+    let expected: Vec<_> = in_use.iter().map(|it| u64::from(*it)).collect();
+    assert_eq!(each, expected);
+
+    // Locks of that primary do not work any more, whatever the others do.
+    let lock = locks.obtain(&homes[0]);
+    let _lease = lock.lease().await.unwrap();
+    let proxy = &cluster.proxies()[0];
+    proxy.refuse();
+    proxy.cut();
+    locks.ping().await.unwrap_err();
+}
+
 #[tokio::test]
 async fn what_cannot_be_used_is_an_error() {
     let server = RedisServer::builder().config("requirepass secret").start();
@@ -223,11 +302,16 @@ async fn a_quorum_can_be_used_if_a_majority_can() {
         !check.shares && check.to_string().contains("exclusive"),
         "{check}"
     );
+    locks.ping().await.unwrap();
     servers[2].kill();
     let check = locks.check().await.unwrap();
     assert_eq!((check.servers.len(), check.failed.len()), (2, 1), "{check}");
+    locks.ping().await.unwrap();
     servers[1].kill();
     let error = locks.check().await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let error = locks.ping().await.unwrap_err();
+    assert!(error.to_string().contains("no majority of 2"), "{error}");
     assert!(error.is_retryable(), "{error}");
 }
 

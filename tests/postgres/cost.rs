@@ -327,6 +327,35 @@ async fn what_changes_nothing_writes_nothing() {
     assert_eq!(seen(served), 1);
 }
 
+/// A ping is one call, which writes nothing: it has no transaction to be numbered, and makes no record of the server's log.
+#[tokio::test]
+async fn a_ping_is_one_call_that_writes_nothing() {
+    const TIMES: usize = 20;
+    let server = PgServer::builder()
+        .config("log_statement = 'all'")
+        .config("autovacuum = off")
+        .start();
+    let proxy = Proxy::to_port(server.port());
+    let locks = registry(&PgServer::url_at(proxy.port())).await;
+    locks.ping().await.unwrap();
+    let logged = || server.one::<i64>("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
+    let made = proxy.accepted();
+    let (before, wrote, bytes) = (
+        calls(&server, ["ops_1"]).await[0],
+        writes(&server),
+        logged(),
+    );
+    for _ in 0..TIMES {
+        locks.ping().await.unwrap();
+    }
+    assert_eq!(writes(&server), wrote);
+    // What the server itself logs now and then is less than a record for each.
+    let bytes = logged() - bytes;
+    assert!(bytes < 24 * 20, "{bytes} bytes");
+    assert_eq!(calls(&server, ["ops_1"]).await[0] - before, TIMES);
+    assert_eq!(proxy.accepted(), made);
+}
+
 /// A look waited for the disk, and for the standbys, that its notification to itself was there: which it reads back at once.
 #[tokio::test]
 async fn a_look_waits_for_no_disk_and_changes_nothing() {

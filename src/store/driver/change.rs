@@ -1,6 +1,6 @@
 //! What a session knows, and how requests, answers and lost connections change it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +21,9 @@ use crate::StoreError;
 use crate::store::contract::{
     Answer, KeyStatus, OpError, OpResult, Outcome, StoreEvent, SubmittedOp,
 };
+
+/// How many keys are tried for each server that is to be asked.
+const PING_TRIES: usize = 64;
 
 /// What a session knows. While it is locked, no code but ours is called.
 #[derive(Default)]
@@ -128,6 +131,31 @@ impl<B: Backend> Change<'_, B> {
     pub(super) fn owner(&self, slot: Slot) -> Option<NodeId> {
         let owner = *self.state.owners.get(usize::from(slot))?;
         owner.map(usize::from)
+    }
+
+    /// A key of each server in use, to ask the server about; of any server if none is in use.
+    pub(super) fn pinged(&self) -> Vec<(Address, Arc<str>)> {
+        let nodes = &self.state.nodes;
+        let in_use = |id: &NodeId| nodes[*id].has_task;
+        let owners = self.state.owners.iter().flatten();
+        let mut wanted: BTreeSet<_> = owners.map(|id| usize::from(*id)).filter(in_use).collect();
+        let mut pinged = Vec::new();
+        // One with very few slots is not worth more tries.
+        for number in 0..PING_TRIES * wanted.len() {
+            let key: Arc<str> = format!("ping {number}").into();
+            if let Some(id) = self.owner(self.shared.backend.slot(&key))
+                && wanted.remove(&id)
+            {
+                pinged.push((nodes[id].address.clone(), key));
+            }
+            if wanted.is_empty() {
+                break;
+            }
+        }
+        if pinged.is_empty() {
+            pinged.push((self.shared.backend.address().clone(), "ping".into()));
+        }
+        pinged
     }
 
     pub(super) fn route(&mut self, request: Request) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use futures::channel::oneshot;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, try_join_all};
 use futures::stream::BoxStream;
 use futures::{FutureExt, TryFutureExt};
 use tokio::sync::watch;
@@ -18,8 +18,10 @@ use super::change::{Change, Effects, Node, State};
 use super::node::Received;
 use super::request::{Request, RequestKind};
 use crate::roaming::runtime;
+use crate::roaming::time::timeout;
 use crate::store::contract::{
-    KeyScope, KeyStatus, Op, OpError, OpResult, Session, SessionConfig, StoreEvent, SubmittedOp,
+    KeyScope, KeyStatus, Op, OpError, OpResult, PING, Session, SessionConfig, StoreEvent,
+    SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
 use crate::user_code::log;
@@ -110,6 +112,20 @@ impl<B: Backend> Session for DriverSession<B> {
             shares: true,
         });
         check.boxed()
+    }
+
+    fn ping(&self, within: Duration) -> BoxFuture<'static, Result<(), StoreError>> {
+        let shared = self.shared.clone();
+        let asked = shared.change(|change| change.pinged());
+        let asked = asked.into_iter().map(|(address, key)| {
+            let (shared, answer) = (shared.clone(), self.ask(key, PING));
+            async move {
+                let silent = |_| Err(shared.backend.error(&address, Trouble::Silent(within)));
+                let answer = answer.map(|it| it.map_err(|error| error.store_error().clone()));
+                timeout(within, answer).await.unwrap_or_else(silent)
+            }
+        });
+        try_join_all(asked).map_ok(drop).boxed()
     }
 
     fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {

@@ -246,6 +246,30 @@ impl Session for QuorumSession {
         .boxed()
     }
 
+    /// All nodes are asked, and a majority must answer.
+    fn ping(&self, within: Duration) -> BoxFuture<'static, Result<(), StoreError>> {
+        let core = self.core.clone();
+        async move {
+            let size = core.nodes.len();
+            let quorum = Quorum { size };
+            let asked = core.nodes.iter();
+            let asked = asked.map(|node| node.session.ping(within));
+            let mut asked: FuturesUnordered<_> = asked.collect();
+            let (mut answers, mut errors) = (0, Vec::new());
+            while let Some(answered) = asked.next().await {
+                match answered {
+                    Ok(()) => answers += 1,
+                    Err(error) => errors.push(error),
+                }
+                if answers >= quorum.majority() {
+                    return Ok(());
+                }
+            }
+            Err(too_few(quorum, errors.iter()))
+        }
+        .boxed()
+    }
+
     /// Asks all nodes whether the owner has the lock, or had it until now: the answer is that of a majority.
     fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {
         let core = self.core.clone();
