@@ -8,6 +8,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::args::WaitArgs;
+use crate::exit;
 use crate::messages::Messages;
 use crate::nested::{held_around, refusal};
 use crate::show::{brief, named_holder, to_json};
@@ -17,7 +18,7 @@ use crate::store::Failure;
 const QUIET_WAIT: Duration = Duration::from_millis(500);
 
 /// How long it may take to leave the queue.
-const LEAVE_WITHIN: Duration = Duration::from_secs(1);
+pub(crate) const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The shortest and the longest pause between two attempts. A registry has pauses of its own before it connects, which
 /// grow with the outage; these are also for a server that is there and refuses.
@@ -75,25 +76,40 @@ impl Asking<'_> {
     /// Acquires the lock within the wait. A wait that was given bounds the absence of the store, too. Without one, a
     /// store that is away is an error: it may never have been there.
     pub(crate) async fn acquire(self) -> Result<Lease, Failure> {
-        let end = self.wait.wait;
-        let end = end.and_then(|wait| Instant::now().checked_add(wait));
-        let mut failed = match self.try_once(self.wait.within()).await {
-            Ok(lease) => return Ok(lease),
-            Err(failure) => failure,
+        let acquired = self.acquire_from_store().await;
+        if acquired.is_err() {
+            // The store is told that nobody waits any more, and gets back what a lost answer may have given us. If it does
+            // not answer, the ticket, or the lease, ends with its ttl.
+            let _ = timeout(LEAVE_WITHIN, self.registry.shutdown()).await;
+        }
+        acquired
+    }
+
+    async fn acquire_from_store(self) -> Result<Lease, Failure> {
+        let Some(wait) = self.wait.wait else {
+            return self.try_once(self.wait.within()).await;
         };
+        // A wait of centuries has no end.
+        let far = Duration::from_secs(86_400 * 365 * 30);
+        let end = Instant::now() + wait.min(far);
         let mut absence = Absence::new(self.messages);
-        while let Some(end) = end.filter(|end| failed.is_passing && Instant::now() < *end) {
-            let _ = timeout_at(end, absence.pause(&failed)).await;
-            let left = end.saturating_duration_since(Instant::now());
+        let silent = format!("the store did not answer within {wait:?}");
+        let mut failed = Failure::new(exit::STORE, silent);
+        let mut left = wait;
+        loop {
             let trying = timeout_at(end + 2 * LEAVE_WITHIN, self.try_once(left));
             failed = match trying.await {
                 Ok(Ok(lease)) => return Ok(lease),
                 Ok(Err(failure)) => failure,
                 // What was told before is still so.
-                Err(_) => break,
+                Err(_) => return Err(failed),
             };
+            if !failed.is_passing || Instant::now() >= end {
+                return Err(failed);
+            }
+            let _ = timeout_at(end, absence.pause(&failed)).await;
+            left = end.saturating_duration_since(Instant::now());
         }
-        Err(failed)
     }
 
     async fn try_once(self, within: Duration) -> Result<Lease, Failure> {
@@ -105,10 +121,6 @@ impl Asking<'_> {
         };
         let within = around.as_ref().map_or(within, |_| Duration::ZERO);
         let lease = attempt(self.messages, self.lock, within, self.longest).await;
-        if lease.as_ref().is_err_and(LockError::is_not_acquired) {
-            // The store is told that nobody waits any more. If it does not answer, the ticket ends with its ttl.
-            let _ = timeout(LEAVE_WITHIN, self.registry.shutdown()).await;
-        }
         lease.map_err(|error| match around {
             Some(key) if error.is_not_acquired() => refusal(&key),
             _ => Failure::lock(&error, self.wait.busy_code),

@@ -12,8 +12,9 @@ use futures::StreamExt;
 use lockstream::{DetachedLease, Lease, LockError, LockRegistry, Renewal};
 use serde_json::json;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
-use crate::acquire::Asking;
+use crate::acquire::{Asking, LEAVE_WITHIN};
 use crate::args::{HoldArgs, LineArgs, ReleaseArgs, RenewArgs, StoreArgs};
 use crate::exit;
 use crate::messages::Messages;
@@ -77,11 +78,18 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
             return Ok(0);
         };
         // A lease without its line is of no use.
-        if let Ok(lease) = registry.adopt(left).await {
-            let _ = lease.release().await;
-        }
-        let text = format!("the lock is given back, since its line cannot be written: {error}");
-        return Err(Failure::new(exit::CANNOT_RUN, text));
+        let given_back = match registry.adopt(left).await {
+            Ok(lease) => lease.release().await,
+            Err(error) => Err(error),
+        };
+        let text = match given_back {
+            Ok(()) => "the lock is given back, since its line cannot be written".to_owned(),
+            Err(failed) => format!(
+                "the line of the lock cannot be written, and the lock lasts for {ttl:?}, since it cannot be given back \
+                 ({failed})"
+            ),
+        };
+        return Err(Failure::new(exit::CANNOT_RUN, format!("{text}: {error}")));
     }
     let line = match args.store.json {
         true => json!({ "key": lease.key(), "token": lease.token().get() }).to_string(),
@@ -144,6 +152,8 @@ pub(crate) async fn renew(args: RenewArgs) -> Result<u8, Failure> {
     let line = args.line.find()?;
     let output = Output::open(args.line.lease_file.as_deref())?;
     let ttl = args.ttl.unwrap_or(DETACHED_TTL);
+    // A signal waits until the new line is written: the old one is no good by then. What is waited for has an end.
+    let _signals = catch_signals()?;
     let (_, lease) = adopt(&args.store, line, ttl).await?;
     let Some((left, error)) = leave(lease, output, args.store.json)? else {
         return Ok(0);
@@ -163,8 +173,9 @@ pub(crate) async fn release(args: ReleaseArgs) -> Result<u8, Failure> {
     let key = line.key().to_owned();
     let (registry, lease) = adopt(&args.store, line, FOREGROUND_TTL).await?;
     let released = lease.release().await;
+    // A release whose answer was lost is sent again.
+    let _ = timeout(LEAVE_WITHIN, registry.shutdown()).await;
     released.map_err(|error| Failure::lock(&error, exit::BUSY))?;
-    registry.shutdown().await;
     let text = format!("lock {key:?} released");
     messages.note("released", text, json!({ "key": key }));
     Ok(0)

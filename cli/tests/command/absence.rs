@@ -86,6 +86,15 @@ fn an_absence_ends_with_the_wait() {
     assert_eq!(done.code, Some(69), "{}", done.err);
     assert!(begin.elapsed() >= Duration::from_millis(1200));
     assert!(done.err.contains("waiting for the store"), "{}", done.err);
+    // One that accepts connections and says nothing has the wait, too, and not all the time for connecting.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let url = format!("redis://127.0.0.1:{port}/?connect_timeout=60s");
+    let begin = Instant::now();
+    let done = run(&url, ["run", "--wait", "1s", "k", "--", "true"]);
+    assert_eq!(done.code, Some(69), "{}", done.err);
+    assert!(done.err.contains("did not answer within 1s"), "{}", done.err);
+    assert!(begin.elapsed() < Duration::from_secs(30));
 }
 
 /// It was half a second, the same for all: a fleet came back in step, and each built its store anew. Something that hangs
