@@ -177,7 +177,7 @@ impl Engine {
     /// Why the store, or a part of it, is down, as far as is known.
     pub(crate) fn away(&self) -> Option<StoreError> {
         let state = self.lock();
-        state.away.as_ref().map(|(_, error)| error.clone())
+        state.outage.as_ref().map(|outage| outage.error.clone())
     }
 
     /// A caller waits on this runtime for the end of a lease. The timer's task may move here if its own runtime ends

@@ -64,14 +64,17 @@ pub(super) struct State {
 /// An outage, and what the log has of it.
 pub(super) struct Outage {
     pub(super) since: Instant,
+    /// The last of its errors.
+    pub(super) error: StoreError,
     pub(super) log: OnceAMinute,
     pub(super) is_told: bool,
 }
 
 impl Outage {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(error: StoreError) -> Self {
         Self {
             since: Instant::now(),
+            error,
             log: OnceAMinute::default(),
             is_told: false,
         }

@@ -117,7 +117,10 @@ impl Engine {
                     if is_used {
                         state.away = Some((scope.clone(), error.clone()));
                     }
-                    let outage = state.outage.get_or_insert_with(Outage::new);
+                    let outage = state
+                        .outage
+                        .get_or_insert_with(|| Outage::new(error.clone()));
+                    outage.error = error.clone();
                     warns =
                         !error.is_abandoned() && is_used && outage.log.is_news(&error.to_string());
                     outage.is_told |= warns;

@@ -93,7 +93,11 @@ fn an_absence_ends_with_the_wait() {
     let begin = Instant::now();
     let done = run(&url, ["run", "--wait", "1s", "k", "--", "true"]);
     assert_eq!(done.code, Some(69), "{}", done.err);
-    assert!(done.err.contains("did not answer within 1s"), "{}", done.err);
+    assert!(
+        done.err.contains("did not answer within 1s"),
+        "{}",
+        done.err
+    );
     assert!(begin.elapsed() < Duration::from_secs(30));
 }
 
