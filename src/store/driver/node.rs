@@ -367,11 +367,16 @@ impl<B: Backend> NodeTask<B> {
                     requests.iter_mut().for_each(Request::listen_to_nothing);
                 }
                 let within = self.shared.config.response_timeout;
+                let until = requests
+                    .iter()
+                    .filter_map(|it| it.of_use_until(within))
+                    .min();
+                let of_use = until.map_or(within, |until| until.saturating_duration_since(now));
                 connection.last_used = now;
                 connection.link.send(Call {
                     lane,
                     now,
-                    of_use: connection.clock.of_use(now, within),
+                    of_use: connection.clock.of_use(now, of_use),
                     requests: &mut requests,
                 });
                 window.sent(requests);
@@ -430,21 +435,31 @@ impl<B: Backend> NodeTask<B> {
         // An error that ends the connection comes after the last of the answers.
         let (mut end, mut again) = (replies.end, Vec::new());
         for (mut request, reply) in requests.into_iter().zip(replies.list) {
+            let pause = match reply {
+                Reply::Later(pause) => Some(pause),
+                Reply::Stale => Some(Duration::ZERO),
+                _ => None,
+            };
+            if pause.is_some_and(|pause| request.gives_up(now, pause, within)) {
+                window.finish(&request);
+                let error = self.shared.backend.error(&self.address, Trouble::Fenced);
+                let error = OpError::Refused(error);
+                connection
+                    .received
+                    .push(Received::Failed { request, error });
+                continue;
+            }
             match reply {
                 Reply::Again => again.push(request),
                 Reply::Stale if !request.was_stale => {
                     request.was_stale = true;
                     again.push(request);
                 }
-                Reply::Later(pause) if request.gives_up(now, pause, within) => {
-                    window.finish(&request);
-                    let error = self.shared.backend.error(&self.address, Trouble::Fenced);
-                    let error = OpError::Refused(error);
-                    connection
-                        .received
-                        .push(Received::Failed { request, error });
+                Reply::Later(pause) => {
+                    // Its time counts for the whole call.
+                    request.alone = true;
+                    self.delayed.push((now + pause, request));
                 }
-                Reply::Later(pause) => self.delayed.push((now + pause, request)),
                 reply => {
                     if let Reply::Stale = reply {
                         let error = self.shared.backend.error(&self.address, STRANGE_CLOCK);

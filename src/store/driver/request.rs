@@ -193,13 +193,20 @@ impl Request {
         )
     }
 
-    /// It cannot be done yet, at `now`. Whether it is given up rather than sent again after a pause: an adoption that is done
-    /// when nobody waits for it any more would end the lease.
+    /// It was not done. Whether it is given up at `now` rather than sent again after a pause.
     pub(super) fn gives_up(&self, now: Instant, pause: Duration, within: Duration) -> bool {
         match &self.kind {
             RequestKind::Asked(_, answer) => answer.is_canceled(),
-            _ => matches!(self.op(), Some(Op::Adopt { .. })) && now + pause >= self.since + within,
+            _ => self
+                .of_use_until(within)
+                .is_some_and(|until| now + pause >= until),
         }
+    }
+
+    /// When an adoption is of no use any more: if it were done when its caller has given up, the lease would be nobody's.
+    /// The caller began to wait a moment before it came here.
+    pub(super) fn of_use_until(&self, within: Duration) -> Option<Instant> {
+        matches!(self.op(), Some(Op::Adopt { .. })).then(|| self.since + within * 7 / 8)
     }
 
     pub(super) fn is_enter(&self) -> bool {
