@@ -436,7 +436,11 @@ impl<B: Backend> NodeTask<B> {
         let (mut end, mut again) = (replies.end, Vec::new());
         for (mut request, reply) in requests.into_iter().zip(replies.list) {
             let pause = match reply {
-                Reply::Later(pause) => Some(pause),
+                Reply::Later(pause) => {
+                    // Its time counts for the whole call.
+                    (request.is_put_off, request.alone) = (true, true);
+                    Some(pause)
+                }
                 Reply::Stale => Some(Duration::ZERO),
                 _ => None,
             };
@@ -455,11 +459,7 @@ impl<B: Backend> NodeTask<B> {
                     request.was_stale = true;
                     again.push(request);
                 }
-                Reply::Later(pause) => {
-                    // Its time counts for the whole call.
-                    request.alone = true;
-                    self.delayed.push((now + pause, request));
-                }
+                Reply::Later(pause) => self.delayed.push((now + pause, request)),
                 reply => {
                     if let Reply::Stale = reply {
                         let error = self.shared.backend.error(&self.address, STRANGE_CLOCK);

@@ -27,6 +27,8 @@ pub(crate) struct Request {
     pub(crate) since: Instant,
     /// Whether it was refused with its whole call, perhaps because of another request (S1).
     pub(crate) alone: bool,
+    /// The server could not do it yet.
+    pub(crate) is_put_off: bool,
     /// Whether the server has refused it once because it came too late (O5).
     pub(crate) was_stale: bool,
     /// Whether it has ended a lease already, and only the rest is to be done.
@@ -89,6 +91,7 @@ impl Request {
             line: 0,
             since: thread_end::now(),
             alone: false,
+            is_put_off: false,
             was_stale: false,
             has_ended: false,
             is_bare: false,
@@ -203,10 +206,11 @@ impl Request {
         }
     }
 
-    /// When an adoption is of no use any more: if it were done when its caller has given up, the lease would be nobody's.
-    /// The caller began to wait a moment before it came here.
+    /// When an adoption that was put off is of no use any more: if it were done when its caller has given up, the lease
+    /// would be nobody's. The caller began to wait a moment before it came here.
     pub(super) fn of_use_until(&self, within: Duration) -> Option<Instant> {
-        matches!(self.op(), Some(Op::Adopt { .. })).then(|| self.since + within * 7 / 8)
+        let waits = self.is_put_off && matches!(self.op(), Some(Op::Adopt { .. }));
+        waits.then(|| self.since + within * 7 / 8)
     }
 
     pub(super) fn is_enter(&self) -> bool {
