@@ -91,83 +91,36 @@
 #[doc(hidden)]
 #[path = "macros.rs"]
 pub mod __macros;
-mod acquire;
-mod builder;
-#[cfg(feature = "tokio-util")]
-mod cancellation;
-mod check;
-mod clock;
-mod detached;
+mod base;
+mod combinator;
 pub mod docs;
 mod engine;
-mod error;
-mod events;
-mod extend;
-#[cfg(feature = "postgres")]
-mod fence;
-mod force;
-mod group;
-mod heartbeat;
-mod holder;
-mod inspect;
-mod into_lock;
-mod key;
-mod leadership;
-mod lease;
-mod lock;
-mod loss;
-mod manual;
-#[cfg(feature = "metrics")]
-mod metrics;
-mod mode;
-mod once_a_minute;
-mod operation;
-mod options;
-mod reentrancy;
-mod registry;
-mod renewal;
-mod repeat;
+pub mod future;
+mod handle;
+mod observe;
 mod roaming;
-mod scan;
-mod settings;
-mod snapshot;
 pub mod store;
-mod thread_end;
-mod token;
+pub mod stream;
 #[cfg(feature = "tower")]
 #[cfg_attr(docsrs, doc(cfg(feature = "tower")))]
 pub mod tower;
 mod turnstile;
-mod user_code;
 #[cfg(feature = "test-util")]
 pub mod verify;
-mod verify_lease;
-mod with_lock;
 
-pub use self::builder::LockRegistryBuilder;
-pub use self::check::{Check, CheckedServer};
-pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
-pub use self::error::{BuildError, LockError, StoreError};
-pub use self::events::LockEvent;
+pub use self::base::{
+    BuildError, Check, CheckedServer, Holder, LockError, LossCause, Mode, OnFinish, OnLost,
+    Renewal, Repeat, StoreError, Token,
+};
+pub use self::combinator::{Campaign, FutureLockExt, Leadership, StreamLockExt};
 #[cfg(feature = "postgres")]
 #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
-pub use self::fence::FenceSql;
-pub use self::holder::Holder;
-pub use self::inspect::{InspectedHolder, InspectedTicket, Inspection};
-pub use self::into_lock::IntoLock;
-pub use self::leadership::{Campaign, Leadership};
-pub use self::lease::{Lease, LeaseView};
-pub use self::lock::Lock;
-pub use self::loss::LossCause;
-pub use self::mode::Mode;
-pub use self::registry::{AlreadyInstalled, LockRegistry};
-pub use self::renewal::Renewal;
-pub use self::repeat::Repeat;
-pub use self::scan::ScannedLock;
-pub use self::settings::{OnFinish, OnLost};
-pub use self::snapshot::{KeySnapshot, LeaseSnapshot, Snapshot, WaiterSnapshot};
-pub use self::token::Token;
-pub use self::with_lock::{FutureLockExt, StreamLockExt, future, stream};
+pub use self::handle::FenceSql;
+pub use self::handle::{
+    AlreadyInstalled, DetachedLease, InspectedHolder, InspectedTicket, Inspection, IntoLock, Lease,
+    LeaseView, Lock, LockRegistry, LockRegistryBuilder, ParseDetachedLeaseError, ScannedLock,
+};
+pub use self::observe::{KeySnapshot, LeaseSnapshot, LockEvent, Snapshot, WaiterSnapshot};
 #[cfg(feature = "macros")]
 #[doc(inline)]
 pub use lockstream_macros::with_lock;

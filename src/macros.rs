@@ -6,8 +6,9 @@ use std::borrow::Borrow;
 use futures::future::{self, FutureExt};
 use futures::stream::{self, Stream, StreamExt};
 
-use crate::registry::{obtain_all_installed, obtain_installed};
-use crate::{Lock, LockError, LockRegistry};
+use crate::base::LockError;
+use crate::handle::registry::{obtain_all_installed, obtain_installed};
+use crate::handle::{Lock, LockRegistry};
 
 /// Whatever a lock can be obtained from. Method look-up dereferences, so that a `LazyLock` or an
 /// `Arc` of a registry will do.

@@ -129,7 +129,7 @@ fn no_cell_of_the_guarantees_stands_alone() {
 #[test]
 fn every_metric_is_on_the_page() {
     const PAGE: &str = include_str!("../docs/operations.md");
-    const SOURCE: &str = include_str!("../src/metrics.rs");
+    const SOURCE: &str = include_str!("../src/observe/metrics.rs");
     let names = |text: &'static str, quote: char| {
         let mut names: Vec<_> = text
             .split(quote)

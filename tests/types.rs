@@ -105,7 +105,7 @@ lasting! {
     future::Acquire: Send, Unpin, FusedFuture;
     future::AcquireLease: Send, Sync, Unpin, FusedFuture;
     future::OrSkip<future::AcquireLease>: Send, Sync, Unpin, FusedFuture;
-    future::TryLease: Send, Sync, Unpin, FusedFuture;
+    future::LeaseOnce: Send, Sync, Unpin, FusedFuture;
     future::Release: Send, Unpin, FusedFuture;
     future::LeaseRelease: Send, Unpin, FusedFuture;
     future::Lost: Send, Sync, Unpin, Future;

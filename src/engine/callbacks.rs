@@ -8,11 +8,7 @@ use smallvec::SmallVec;
 
 use super::lease_log::LeaseLog;
 use super::waiter_state::WaiterState;
-use crate::Token;
-use crate::loss::LossCause;
-use crate::repeat::Pauses;
-use crate::settings::OnFinish;
-use crate::user_code;
+use crate::base::{LossCause, OnFinish, Pauses, Token, user_code};
 
 /// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked. What follows from most
 /// verdicts needs no allocation.

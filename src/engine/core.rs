@@ -16,23 +16,19 @@ use super::phase::EndMode;
 use super::state::{Deferred, PIECE, State};
 use super::timer::Timer;
 use super::waiter_state::{Peers, WaiterState};
-use crate::clock::{Clock, SUSPENSION_TICK};
-use crate::events::Events;
-use crate::events::LockEvent;
-use crate::heartbeat::Heartbeat;
-use crate::holder::Holder;
-use crate::loss::LossCause;
-use crate::repeat::Pauses;
-use crate::roaming::{self, Tasks};
-use crate::settings::{OnFinish, Settings};
-use crate::snapshot::{KeySnapshot, Snapshot};
+use crate::base::clock::{Moment, SUSPENSION_TICK};
+use crate::base::user_code::log;
+use crate::base::{Clock, Holder, LossCause, OnFinish, Pauses, StoreError, Token, user_code};
+use crate::engine::heartbeat::Heartbeat;
+use crate::engine::settings::Settings;
+use crate::observe::{Events, KeySnapshot, LockEvent, Snapshot};
+use crate::roaming;
+use crate::roaming::Tasks;
 use crate::store::LockStore;
 use crate::store::contract::{
     Answer, DroppedOps, KeyScope, Op, Outcome, Owner, Session, SessionConfig,
 };
-use crate::turnstile::{EventCx, Holding, Ids, Lines, Moment, Patience, Waiter, WaiterId};
-use crate::user_code::{self, log};
-use crate::{StoreError, Token};
+use crate::turnstile::{EventCx, Holding, Ids, Lines, Patience, Waiter, WaiterId};
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -313,7 +309,7 @@ impl Engine {
                 who,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
-                at_end: arrival.on_finish.at_end(),
+                on_finish: arrival.on_finish,
                 is_conditional: arrival.is_conditional,
                 patience: arrival.patience,
                 until: Clock::after(since, arrival.wait),
@@ -466,11 +462,10 @@ impl Engine {
     /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
     pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32, on_finish: OnFinish) {
         if let Some(id) = caller.id() {
-            let at_end = on_finish.at_end();
             self.at_once(|state, at| {
                 state.renews |= renewals > 0;
                 state.feed(at, caller.key(), false, |lines, cx| {
-                    lines.restart(cx, id, renewals, at_end);
+                    lines.restart(cx, id, renewals, on_finish);
                 });
             });
             if renewals > 0 {
@@ -494,7 +489,7 @@ impl Engine {
 
     /// Who has a key, as its callers are told.
     pub(crate) fn holder(&self, holding: &Holding) -> Holder {
-        Holder::new(holding, &self.instance)
+        holding.holder(&self.instance)
     }
 
     /// Why the lease of a caller is over. Its deadline has passed, and perhaps nobody has told it yet.

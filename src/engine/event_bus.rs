@@ -7,12 +7,11 @@ use futures::task::AtomicWaker;
 use tokio::sync::broadcast::Sender;
 use tokio::time::Instant;
 
-use crate::clock::Clock;
-use crate::events::{Events, LockEvent};
-use crate::holder::Holder;
-use crate::settings::Settings;
-use crate::turnstile::{Holding, Moment};
-use crate::user_code;
+use crate::base::clock::Moment;
+use crate::base::{Clock, Holder, user_code};
+use crate::engine::settings::Settings;
+use crate::observe::{Events, LockEvent};
+use crate::turnstile::Holding;
 
 /// How many events are kept for a slow reader.
 const CAPACITY: usize = 1024;
@@ -52,7 +51,7 @@ struct State {
 impl EventBus {
     pub(super) fn new(settings: &Settings, instance: Arc<str>, clock: Arc<Clock>) -> Arc<Self> {
         #[cfg(feature = "metrics")]
-        user_code::run("a metrics recorder", crate::metrics::describe);
+        user_code::run("a metrics recorder", crate::observe::metrics::describe);
         Arc::new(Self {
             clock,
             instance,
@@ -95,7 +94,7 @@ impl EventBus {
     }
 
     pub(super) fn holder(&self, holding: &Holding) -> Holder {
-        Holder::new(holding, &self.instance)
+        holding.holder(&self.instance)
     }
 
     pub(super) fn max_waiters(&self) -> usize {
@@ -140,7 +139,7 @@ impl EventBus {
         #[cfg(feature = "metrics")]
         for event in unrecorded {
             user_code::run("a metrics recorder", || {
-                crate::metrics::record(&event, &self.prefix);
+                crate::observe::metrics::record(&event, &self.prefix);
             });
         }
     }
@@ -203,7 +202,7 @@ mod tests {
             bus.send(|| LockEvent::Waiting {
                 key,
                 waiter,
-                mode: crate::Mode::Exclusive,
+                mode: crate::base::Mode::Exclusive,
             });
         }
         bus.flush();

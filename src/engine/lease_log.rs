@@ -9,9 +9,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::Token;
-use crate::loss::LossCause;
-use crate::user_code::log;
+use crate::base::user_code::log;
+use crate::base::{LossCause, Token};
 
 /// How many lines of a kind there are in a second.
 const LINES: usize = 20;

@@ -18,13 +18,20 @@
 //! | `event_bus.rs` | the events that [`LockRegistry::events`](crate::LockRegistry::events) yields |
 //! | `shutdown.rs` | the end of a registry |
 //! | `failure.rs` | a panic of our own closes the registry |
+//! | `heartbeat.rs` | the thread that polls tasks while their runtime is busy |
+//! | `cancellation.rs` | the token that a loss cancels |
+//! | `settings.rs` | the settings of a registry |
 
 mod callbacks;
+#[cfg(feature = "tokio-util")]
+mod cancellation;
 mod core;
 mod event_bus;
 mod failure;
+mod heartbeat;
 mod lease_log;
 mod phase;
+pub(crate) mod settings;
 mod shutdown;
 mod state;
 mod step;
@@ -34,6 +41,8 @@ mod tests;
 mod timer;
 mod waiter_state;
 
+#[cfg(feature = "tokio-util")]
+pub(crate) use self::cancellation::Cancellation;
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::phase::Phase;
 pub(crate) use self::waiter_state::WaiterState;

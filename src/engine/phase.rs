@@ -1,5 +1,4 @@
-use crate::Token;
-use crate::loss::LossCause;
+use crate::base::{LossCause, Token};
 use crate::turnstile::{LeaseEnd, Refusal};
 
 /// How far a caller has come.

@@ -7,9 +7,8 @@ use tokio::time::Instant;
 
 use super::core::Engine;
 use super::failure::Caller;
-use crate::clock::Clock;
+use crate::base::{Clock, user_code};
 use crate::turnstile::{EventCx, Lines};
-use crate::user_code;
 
 /// How long work has to end at a shutdown before its lease is released, if it can hear of the shutdown. Work
 /// that is polled needs less.

@@ -11,10 +11,11 @@ use super::core::Engine;
 use super::event_bus::EventBus;
 use super::failure::Caller;
 use super::waiter_state::WaiterState;
-use crate::StoreError;
-use crate::once_a_minute::OnceAMinute;
+use crate::base::StoreError;
+use crate::base::clock::{FOREVER, Moment};
+use crate::base::once_a_minute::OnceAMinute;
 use crate::store::contract::{KeyScope, Op, Session};
-use crate::turnstile::{Effect, EventCx, FOREVER, Ids, Lines, Moment, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Lines, WaiterId};
 
 /// How many turnstiles are fed before the lock is given to others (G5).
 pub(super) const PIECE: usize = 1000;

@@ -5,8 +5,9 @@ use std::sync::{MutexGuard, PoisonError};
 use super::core::Engine;
 use super::failure;
 use super::state::{ChangeCx, Deferred, State};
+use crate::base::user_code;
+use crate::base::user_code::log;
 use crate::store::contract::SubmittedOp;
-use crate::user_code::{self, log};
 
 impl Engine {
     /// Makes a change with the state locked, and then does what follows from it. Returns `None` if it panicked, which

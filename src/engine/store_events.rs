@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 use super::core::Engine;
 use super::state::{ChangeCx, Outage, State};
-use crate::StoreError;
-use crate::events::LockEvent;
-use crate::settings::Settings;
+use crate::base::StoreError;
+#[cfg(feature = "metrics")]
+use crate::base::user_code;
+use crate::base::user_code::log;
+use crate::engine::settings::Settings;
+use crate::observe::LockEvent;
 use crate::store::contract::{Grant, KeyScope, Op, StoreEvent, StoreEvents};
 use crate::turnstile::Lines;
-#[cfg(feature = "metrics")]
-use crate::user_code;
-use crate::user_code::log;
 
 impl StoreEvents for Engine {
     fn on_events(&self, events: Vec<StoreEvent>) {
@@ -91,7 +91,7 @@ impl Engine {
                 );
                 #[cfg(feature = "metrics")]
                 user_code::run("a metrics recorder", || {
-                    crate::metrics::polls(!queue, &self.settings.prefix);
+                    crate::observe::metrics::polls(!queue, &self.settings.prefix);
                 });
                 if let Some(outage) = outage.filter(|outage| outage.is_told) {
                     let (prefix, name, away_for) = self.about(outage.since);

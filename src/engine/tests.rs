@@ -12,16 +12,18 @@ use tokio::time::Instant;
 
 use super::failure::Caller;
 use super::waiter_state::WaiterState;
-use crate::clock::{Clock, SUSPENSION_TICK};
+use crate::base::clock::SUSPENSION_TICK;
+use crate::base::{Clock, LockError, Mode, OnFinish, Renewal, Repeat, StoreError};
+use crate::combinator::FutureLockExt;
+use crate::handle::LockRegistry;
 use crate::store::MemoryStore;
 use crate::store::contract::{
     Answer, Grant, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Owner, Session,
     SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
-use crate::turnstile::{AtEnd, Patience, Waiter};
-use crate::{FutureLockExt, LockError, LockRegistry, Mode, Renewal, Repeat, StoreError};
+use crate::turnstile::{Patience, Waiter};
 #[cfg(feature = "test-util")]
-use {crate::LockEvent, futures::StreamExt};
+use {crate::observe::LockEvent, futures::StreamExt};
 
 mod lost_ops;
 
@@ -342,7 +344,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 who: Caller::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
-                at_end: AtEnd::Release,
+                on_finish: OnFinish::Release,
                 is_conditional: false,
                 patience: Patience::Queue,
                 until: cx.now,
@@ -373,7 +375,7 @@ impl Session for Silent {
         self.asked.lock().unwrap().push(submitted);
     }
 
-    fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+    fn check(&self) -> BoxFuture<'static, Result<crate::base::Check, StoreError>> {
         unreachable!("nobody asks")
     }
 
@@ -482,7 +484,7 @@ async fn o4_an_event_of_some_keys_is_about_no_others() {
     });
     assert_eq!(store.renewed_and_entered(), of("a"));
     engine.on_events(store.answers());
-    assert!(leases.iter().all(crate::Lease::is_valid));
+    assert!(leases.iter().all(crate::handle::Lease::is_valid));
 }
 
 /// An outage is told once, however many parts of the store it comes to, and its end when all are back.
@@ -573,9 +575,9 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     engine.on_events(answers);
     let leases = leases.await.expect("they are all had");
     let leases: Vec<_> = leases.into_iter().map(|lease| lease.unwrap()).collect();
-    assert!(leases.iter().all(crate::Lease::is_valid));
+    assert!(leases.iter().all(crate::handle::Lease::is_valid));
 
-    let releases = leases.into_iter().map(crate::Lease::release);
+    let releases = leases.into_iter().map(crate::handle::Lease::release);
     let mut releases = Box::pin(futures::future::join_all(releases));
     assert!(futures::poll!(&mut releases).is_pending());
     let mut events = store.answers();

@@ -15,14 +15,10 @@ use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::lease_log::LeaseLog;
 use super::phase::{EndMode, Phase};
-use crate::events::LockEvent;
-use crate::loss::LossCause;
-use crate::repeat::{Pauses, Repeat};
-use crate::settings::OnFinish;
-use crate::snapshot::{LeaseSnapshot, WaiterSnapshot};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, Verdict, WaiterId, WaiterVerdict};
-use crate::user_code;
-use crate::{Mode, Token};
+use crate::base::clock::Moment;
+use crate::base::{LossCause, Mode, OnFinish, Pauses, Repeat, Token, user_code};
+use crate::observe::{LeaseSnapshot, LockEvent, WaiterSnapshot};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterId, WaiterVerdict};
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct WaiterState {
@@ -40,7 +36,7 @@ pub(crate) struct WaiterState {
     origin: Option<Box<Origin>>,
     /// What is cancelled when the lease is lost.
     #[cfg(feature = "tokio-util")]
-    pub(crate) cancellation: std::sync::OnceLock<crate::cancellation::Cancellation>,
+    pub(crate) cancellation: std::sync::OnceLock<crate::engine::Cancellation>,
     state: Mutex<State>,
 }
 

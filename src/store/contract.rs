@@ -31,10 +31,10 @@ use futures::{FutureExt, StreamExt, stream};
 use tokio::runtime::Handle;
 
 pub(crate) use super::submitted::{DroppedOps, SubmittedOp, dropped_error};
-pub(crate) use crate::mode::Mode;
+pub(crate) use crate::base::Mode;
+use crate::base::{Check, StoreError};
 use crate::roaming::Tasks;
 use crate::roaming::time::timeout;
-use crate::{Check, StoreError};
 
 /// The store's own time, in microseconds since the Unix epoch.
 pub(crate) type ServerTime = u64;
@@ -53,9 +53,6 @@ impl Owner {
         Self { sequence, mode }
     }
 }
-
-/// What follows the instance in the owner of a key that is kept after its lease (M8): no registry has such an instance.
-pub(crate) const KEPT: &str = "+kept";
 
 /// An operation of the store. Each is idempotent for its owner, so it may be sent again if its answer was lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +76,7 @@ pub enum Op {
     /// Give the lock to the first live ticket, or else free it.
     Release { owner: Owner },
     /// The lease is over, and the lock stays locked for `left` from now, whatever its ttl was (M8). Its owner is then
-    /// another one, with [`KEPT`]: so nobody renews or releases it, and the same op a second time changes nothing. The
+    /// another one, with [`KEPT`](crate::base::holder::KEPT): so nobody renews or releases it, and the same op a second time changes nothing. The
     /// registry of the first ticket is told to ask how long the lock lasts ([`StoreEvent::Freed`]).
     Keep { owner: Owner, left: Duration },
     /// Release, and enter the end of the queue under a new owner.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tokio::sync::Notify;
 
 use super::contract::Op;
-use crate::StoreError;
+use crate::base::StoreError;
 
 /// An op that awaits its one answer. If it is dropped before that, it is noted as lost: a caller waits for it, and no
 /// other op of the key is sent before the answer (O2).

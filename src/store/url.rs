@@ -7,7 +7,7 @@ use percent_encoding::percent_decode_str;
 use super::contract::RegistryOptions;
 #[cfg(feature = "tls-rustls")]
 use super::tls::Tls;
-use crate::settings::RESPONSE_TIMEOUT;
+use crate::base::limits::RESPONSE_TIMEOUT;
 
 /// How long connecting may take, unless the url or the builder says otherwise.
 pub(in crate::store) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, ready};
 use http_body::{Body, Frame, SizeHint};
 use pin_project::pin_project;
 
-use crate::lease::LeaseView;
-use crate::with_lock::{Scope, Scoped};
+use crate::combinator::{Scope, Scoped};
+use crate::handle::LeaseView;
 
 /// The body of a response that is handled under a lock until the body ends; see
 /// [`LockLayer::hold_through_body`](super::LockLayer::hold_through_body).

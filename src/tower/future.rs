@@ -9,8 +9,8 @@ use tower_service::Service;
 use super::layer::{RequestLock, UntilHead};
 use super::on_error::OnLockError;
 use super::on_lease::{IgnoreLease, OnLease};
-use crate::lease::LeaseView;
-use crate::with_lock::{Scope, Scoped};
+use crate::combinator::{Scope, Scoped};
+use crate::handle::LeaseView;
 
 /// Future of [`LockService`](super::LockService).
 ///

@@ -6,8 +6,8 @@ use tower_layer::Layer;
 use super::on_error::IntoServiceError;
 use super::on_lease::IgnoreLease;
 use super::service::LockService;
-use crate::lease::LeaseView;
-use crate::{Lock, LockError};
+use crate::base::LockError;
+use crate::handle::{LeaseView, Lock};
 
 /// A layer that lets a service handle one request a key at a time, over all processes that share the store.
 ///

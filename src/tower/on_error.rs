@@ -1,4 +1,4 @@
-use crate::LockError;
+use crate::base::LockError;
 
 /// What an error of the lock becomes: a response, or an error of the service.
 ///

@@ -1,4 +1,4 @@
-use crate::lease::LeaseView;
+use crate::handle::LeaseView;
 
 /// What is done with the lease of a request before the inner service is called.
 ///

@@ -2,9 +2,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::machine::Rules;
-use super::time::{Moment, Point};
+use super::time::Point;
 use super::wait_queue::WaiterId;
-use crate::store::contract::{Mode, Owner};
+use crate::base::Mode;
+use crate::base::clock::Moment;
+use crate::store::contract::Owner;
 
 /// The golden ratio less 1, as a part of 2^64.
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

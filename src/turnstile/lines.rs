@@ -9,12 +9,11 @@ use foldhash::HashMap;
 
 use super::ids::EventCx;
 use super::machine::{Effect, Tickets, Turnstile};
-use super::time::Moment;
 use super::verdict::{Holding, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{AtEnd, Waiter, WaiterId};
-use crate::StoreError;
-use crate::loss::LossCause;
-use crate::store::contract::{Grant, Mode, Op, OpResult, Owner};
+use super::wait_queue::{Waiter, WaiterId};
+use crate::base::clock::Moment;
+use crate::base::{LossCause, Mode, OnFinish, StoreError};
+use crate::store::contract::{Grant, Op, OpResult, Owner};
 
 /// The turnstiles of one key. Its methods are those of a [`Turnstile`], and each reaches the one that it is about.
 ///
@@ -205,10 +204,10 @@ impl<C: Clone> Lines<C> {
         cx: &mut EventCx<'_>,
         id: WaiterId,
         renewals: u32,
-        at_end: AtEnd,
+        on_finish: OnFinish,
     ) {
         self.feed(cx, id, |turnstile, cx| {
-            turnstile.restart(cx, id, renewals, at_end);
+            turnstile.restart(cx, id, renewals, on_finish);
         });
     }
 

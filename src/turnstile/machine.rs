@@ -15,12 +15,12 @@ use self::acquisition::{Acquisition, Footprint};
 use self::pending::{Ending, PendingOp};
 use super::ids::EventCx;
 use super::tenure::{LocalLease, Tenure};
-use super::time::{Moment, Point, deadline};
+use super::time::{Point, deadline};
 use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{Adopter, AtEnd, Patience, WaitQueue, Waiter, WaiterId};
-use crate::StoreError;
-use crate::loss::LossCause;
-use crate::store::contract::{Grant, Mode, Op, Owner};
+use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
+use crate::base::clock::Moment;
+use crate::base::{LossCause, Mode, OnFinish, StoreError};
+use crate::store::contract::{Grant, Op, Owner};
 
 /// How long a renewal may be in flight: as long as the longest response time-out.
 const LONGEST_FLIGHT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -361,13 +361,13 @@ impl<C: Clone> Turnstile<C> {
         cx: &mut EventCx<'_>,
         id: WaiterId,
         renewals: u32,
-        at_end: AtEnd,
+        on_finish: OnFinish,
     ) {
         self.advance_time(cx);
         if let KeyState::Held(tenure) = &mut self.state
             && tenure.is_extendable_by(id)
         {
-            let wants_more = tenure.restart(cx, renewals, at_end);
+            let wants_more = tenure.restart(cx, renewals, on_finish);
             self.begin(cx, wants_more);
         }
         self.schedule(cx);

@@ -48,6 +48,5 @@ mod wait_queue;
 pub(crate) use self::ids::{EventCx, Ids};
 pub(crate) use self::lines::Lines;
 pub(crate) use self::machine::{Effect, Rules};
-pub(crate) use self::time::{FOREVER, Moment};
 pub(crate) use self::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-pub(crate) use self::wait_queue::{AtEnd, Patience, Waiter, WaiterId};
+pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};

@@ -7,11 +7,10 @@ use super::ids::{EventCx, Ids};
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::{Holding, LeaseVerdict};
-use super::wait_queue::{AtEnd, Waiter, WaiterId};
-use crate::Token;
-use crate::loss::LossCause;
+use super::wait_queue::{Waiter, WaiterId, kept_until};
+use crate::base::token::MOST_PASSES;
+use crate::base::{LossCause, OnFinish, Token};
 use crate::store::contract::{Op, OpError, Owner};
-use crate::token::MOST_PASSES;
 
 /// 95 % of the ttl. A passed lease should have at least this much time left.
 fn most_of(ttl: Duration) -> Duration {
@@ -300,7 +299,7 @@ impl<C: Clone> Tenure<C> {
         if self.is_sealed {
             return false;
         }
-        if next.at_end == AtEnd::LetExpire {
+        if next.on_finish == OnFinish::LetExpire {
             // A pass brings less than the ttl for which the key is to stay.
             return false;
         }
@@ -348,9 +347,10 @@ impl<C: Clone> Tenure<C> {
             phase: LeasePhase::Offered,
             end_by: now + self.ttl.min(ttl) / 3,
             // A pass is an acquisition, too.
-            kept_until: waiter
-                .at_end
-                .kept_until(if token.is_passed() { now } else { self.start }),
+            kept_until: kept_until(
+                waiter.on_finish,
+                if token.is_passed() { now } else { self.start },
+            ),
             keeps_by_itself: !waiter.is_conditional,
             ttl,
             fixed_end,
@@ -392,12 +392,12 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The lease begins anew, as if it were acquired now. Returns whether it must be renewed at once.
-    pub(super) fn restart(&mut self, cx: &EventCx<'_>, renewals: u32, at_end: AtEnd) -> bool {
+    pub(super) fn restart(&mut self, cx: &EventCx<'_>, renewals: u32, on_finish: OnFinish) -> bool {
         let Some(lease) = &mut self.lease else {
             return false;
         };
         let now = cx.at();
-        lease.kept_until = at_end.kept_until(now);
+        lease.kept_until = kept_until(on_finish, now);
         lease.renewals = renewals;
         lease.counted = false;
         lease.fixed_end = (renewals == 0).then(|| deadline(now, lease.ttl));

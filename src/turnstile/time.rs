@@ -2,12 +2,7 @@ use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// A point on the registry's clock: the time since the registry was created. It includes the time while the machine
-/// was suspended (D3).
-pub(crate) type Moment = Duration;
-
-/// Later than anything that happens.
-pub(crate) const FOREVER: Moment = Duration::MAX;
+use crate::base::clock::Moment;
 
 /// A `Moment` in 8 bytes, also as an `Option`. It saves memory: a registry may have 100,000 turnstiles. Counts
 /// nanoseconds from 1, up to 584 years.

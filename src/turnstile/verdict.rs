@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::time::Moment;
-use crate::loss::LossCause;
+use crate::base::clock::Moment;
+use crate::base::{Holder, LossCause, StoreError, Token};
 use crate::store::contract::{Occupant, Owner};
-use crate::{StoreError, Token};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Verdict {
@@ -57,6 +56,21 @@ pub(crate) enum Holding {
         occupant: Arc<Occupant>,
         left: Option<Duration>,
     },
+}
+
+impl Holding {
+    /// `instance`: of this registry.
+    pub(crate) fn holder(&self, instance: &str) -> Holder {
+        match self {
+            Self::Here { owner, left } => {
+                let text = format!("{instance}:{}", owner.sequence);
+                Holder::new(&text, owner.mode, 0, Some(*left))
+            }
+            Self::There { occupant, left } => {
+                Holder::new(&occupant.owner, occupant.mode, occupant.others, *left)
+            }
+        }
+    }
 }
 
 /// For the holder of a lease.

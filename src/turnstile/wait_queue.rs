@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{iter, mem};
 
-use super::time::{FOREVER, Moment, Point};
+use super::time::Point;
+use crate::base::OnFinish;
+use crate::base::clock::{FOREVER, Moment};
 
 /// One arrival of one waiter; later arrivals have greater ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,26 +26,12 @@ pub(crate) enum Patience {
     Queue,
 }
 
-/// What becomes of the key when a lease ends.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum AtEnd {
-    /// It is released, or passed on.
-    #[default]
-    Release,
-    /// It stays until its ttl is over.
-    LetExpire,
-    /// It stays until this long after its acquisition, if that is not over (M8).
-    Keep(Duration),
-}
-
-impl AtEnd {
-    /// Until when the key stays if it was acquired at `since`. `FOREVER`: until its ttl is over.
-    pub(super) fn kept_until(self, since: Point) -> Point {
-        match self {
-            Self::Release => Point::from(Duration::ZERO),
-            Self::LetExpire => Point::FOREVER,
-            Self::Keep(time) => since + time,
-        }
+/// Until when the key stays if it was acquired at `since`. `FOREVER`: until its ttl is over.
+pub(super) fn kept_until(on_finish: OnFinish, since: Point) -> Point {
+    match on_finish {
+        OnFinish::Release => Point::from(Duration::ZERO),
+        OnFinish::LetExpire => Point::FOREVER,
+        OnFinish::KeepFor(time) => since + time,
     }
 }
 
@@ -55,7 +43,7 @@ pub(crate) struct Waiter<C> {
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
     /// What becomes of the key if its lease ends, unless its holder releases it.
-    pub(crate) at_end: AtEnd,
+    pub(crate) on_finish: OnFinish,
     /// Whether that is for its holder to say: the key of a lease that is lost, or ended by a shutdown, is released.
     pub(crate) is_conditional: bool,
     pub(crate) patience: Patience,

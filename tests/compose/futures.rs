@@ -164,7 +164,7 @@ type Work = fn(lockstream::LeaseView) -> Ready<Token>;
 struct Fields {
     acquire: lockstream::future::Acquire,
     lease: lockstream::future::AcquireLease,
-    once: lockstream::future::TryLease,
+    once: lockstream::future::LeaseOnce,
     skip: lockstream::future::OrSkip<lockstream::future::WithLock<Ready<u8>>>,
     locked: lockstream::future::TryWithLock<Ready<Result<u8, lockstream::LockError>>>,
     rows: lockstream::stream::WithLock<stream::Iter<std::ops::Range<u8>>>,

@@ -7,12 +7,12 @@ use std::time::Duration;
 use futures::{FutureExt, StreamExt};
 use tokio::time::timeout;
 
-use crate::clock::Clock;
+use crate::base::{Clock, LockError, Renewal};
 use crate::engine::tests::Silent;
-use crate::events::LockEvent;
+use crate::handle::LockRegistry;
+use crate::observe::LockEvent;
 use crate::store::MemoryStore;
 use crate::store::contract::{Answer, Outcome, StoreEvent, StoreEvents, SubmittedOp, run_task};
-use crate::{LockError, LockRegistry, Renewal};
 
 /// Far above what anything here takes on the paused clock.
 const BOUND: Duration = Duration::from_secs(5);

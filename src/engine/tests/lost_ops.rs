@@ -8,10 +8,11 @@ use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Silent;
+use crate::base::{LockError, Renewal, StoreError};
+use crate::handle::{Lease, LockRegistry};
 use crate::store::contract::{
     KeyStatus, Op, OpResult, Session, SessionConfig, StoreEvents, SubmittedOp, dropped_error,
 };
-use crate::{Lease, LockError, LockRegistry, Renewal, StoreError};
 
 /// Far above what anything here takes on the paused clock.
 const BOUND: Duration = Duration::from_secs(5);
@@ -153,7 +154,7 @@ impl Session for Locking {
         }
     }
 
-    fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+    fn check(&self) -> BoxFuture<'static, Result<crate::base::Check, StoreError>> {
         unreachable!("nobody asks")
     }
 

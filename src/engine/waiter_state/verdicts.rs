@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::State;
-use crate::Token;
+use crate::base::clock::Moment;
+use crate::base::{Holder, Token};
 use crate::engine::callbacks::Callbacks;
 use crate::engine::event_bus::EventBus;
 use crate::engine::phase::{EndMode, Phase};
-use crate::events::LockEvent;
-use crate::holder::Holder;
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal, WaiterVerdict};
+use crate::observe::LockEvent;
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
 
 impl State {
     /// The phase that follows a wait.

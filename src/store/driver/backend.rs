@@ -15,10 +15,10 @@ use super::node::Received;
 use super::request::Request;
 use super::server_clock::ServerClock;
 use super::subscriptions::Order;
+use crate::base::{CheckedServer, StoreError};
 use crate::store::attempts::SetUps;
 use crate::store::contract::{KeyStatus, Outcome, ServerTime};
 use crate::store::send_window::Limits;
-use crate::{CheckedServer, StoreError};
 
 /// `host:port` of a server, or the path of its socket.
 pub(crate) type Address = Arc<str>;

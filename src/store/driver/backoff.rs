@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::thread_end;
+use crate::base::thread_end;
 
 /// The pauses, in seconds, after a lost connection and after the attempts that follow. The second ones begin after all
 /// of a fleet's first attempts.

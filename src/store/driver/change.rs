@@ -17,7 +17,7 @@ use super::node::{NodeTask, Received};
 use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Subscriptions;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{
     Answer, KeyStatus, OpError, OpResult, Outcome, StoreEvent, SubmittedOp,
 };

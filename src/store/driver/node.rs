@@ -20,12 +20,12 @@ use super::routing::STRANGE_CLOCK;
 use super::server_clock::ServerClock;
 use super::session::{NodeId, Shared};
 use super::subscriptions::{CLEANUP, UNCONFIRMED};
-use crate::StoreError;
+use crate::base::StoreError;
+use crate::base::user_code::log;
 use crate::roaming::time::sleep_until;
 use crate::store::attempts::{ATTEMPTS, Pace, SetUps, first_success};
 use crate::store::contract::{OpError, StoreEvent};
 use crate::store::send_window::{Priority, SendWindow};
-use crate::user_code::log;
 
 /// A connection is closed after this time without use, unless leases or callers need it.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);

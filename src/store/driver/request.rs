@@ -8,12 +8,11 @@ use tokio::time::Instant;
 
 use super::backend::Slot;
 use super::session::NodeId;
-use crate::StoreError;
+use crate::base::{Mode, StoreError, thread_end};
 use crate::store::contract::{
-    Grant, KeyStatus, Mode, Op, OpError, OpResult, Owner, StoreEvent, SubmittedOp,
+    Grant, KeyStatus, Op, OpError, OpResult, Owner, StoreEvent, SubmittedOp,
 };
 use crate::store::send_window::{Priority, Sendable};
-use crate::thread_end;
 
 /// One request about one lock.
 #[derive(Debug)]

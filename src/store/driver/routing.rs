@@ -14,7 +14,7 @@ use super::backoff::Backoff;
 use super::change::{Change, Node};
 use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::roaming::time::{sleep_until, timeout};
 use crate::store::contract::{Answer, KeyScope, OpError, Outcome, StoreEvent};
 

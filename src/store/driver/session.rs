@@ -17,6 +17,8 @@ use super::backend::{Backend, Connected, SlotMap, SlotSet, Trouble};
 use super::change::{Change, Effects, Node, State};
 use super::node::Received;
 use super::request::{Request, RequestKind};
+use crate::base::user_code::log;
+use crate::base::{Check, StoreError};
 use crate::roaming::runtime;
 use crate::roaming::time::timeout;
 use crate::store::contract::{
@@ -24,8 +26,6 @@ use crate::store::contract::{
     SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
-use crate::user_code::log;
-use crate::{Check, StoreError};
 
 /// A node's index in the session's list.
 pub(super) type NodeId = usize;

@@ -8,13 +8,13 @@ use tokio::time::Instant;
 
 use super::keyspace::{Asking, Delivery};
 use super::shared::{Listeners, Shared, State};
+use crate::base::{Check, CheckedServer, StoreError};
 use crate::roaming::runtime;
 use crate::roaming::time::sleep;
 use crate::store::contract::{
     Answer, Grant, KeyStatus, Op, OpError, OpResult, Session, SessionConfig, StoreEvent,
     SubmittedOp,
 };
-use crate::{Check, CheckedServer, StoreError};
 
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).
 #[derive(Clone)]

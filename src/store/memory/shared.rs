@@ -5,8 +5,8 @@ use foldhash::HashMap;
 use tokio::time::Instant;
 
 use super::keyspace::Keyspace;
+use crate::base::thread_end;
 use crate::store::contract::{ServerTime, StoreEvents};
-use crate::thread_end;
 
 /// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
 #[derive(Debug)]

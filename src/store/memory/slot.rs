@@ -9,7 +9,9 @@ use std::time::Duration;
 use foldhash::HashMap;
 
 use super::keyspace::Delivery;
-use crate::store::contract::{Grant, KEPT, Mode, Occupant, Outcome, Owner, ServerTime};
+use crate::base::Mode;
+use crate::base::holder::KEPT;
+use crate::store::contract::{Grant, Occupant, Outcome, Owner, ServerTime};
 
 /// How much longer than its lock a queue lasts, in microseconds (K3).
 const QUEUE_MARGIN: u64 = 60_000_000;

@@ -11,7 +11,7 @@ use super::session::MemorySession;
 use super::session::offline_error;
 use super::shared::Shared;
 #[cfg(feature = "test-util")]
-use crate::StoreError;
+use crate::base::StoreError;
 #[cfg(feature = "test-util")]
 use crate::store::contract::{Op, Owner, StoreEvent};
 use crate::store::contract::{Session, SessionConfig};

@@ -9,7 +9,7 @@ use super::fault::{Address, Fault};
 use super::options::{self, Probing, SslMode, StoreOptions, UrlSecurity, Wanted};
 use super::secure::Security;
 use super::socket::Site;
-use crate::settings::RESPONSE_TIMEOUT;
+use crate::base::limits::RESPONSE_TIMEOUT;
 use crate::store::credentials::Newest;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, Verify};

@@ -16,10 +16,10 @@ use super::hello::Process;
 use super::link::PostgresLink;
 use super::scan;
 use super::store::Settings;
+use crate::base::{CheckedServer, StoreError};
 use crate::store::attempts::SetUps;
 use crate::store::driver::{Address, Backend, Connected, Hello, Trouble};
 use crate::store::send_window::Limits;
-use crate::{CheckedServer, StoreError};
 
 /// A connection has one call in flight. All that comes meanwhile shares the next, and one flush of the server's log.
 const LIMITS: Limits = Limits {

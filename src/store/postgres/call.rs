@@ -7,11 +7,11 @@ use futures::future::join3;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, Statement};
 
-use crate::store::contract::{
-    Holder, KEPT, KeyStatus, Mode, Occupant, Op, Outcome, Owner, ServerTime,
-};
+use crate::base::Mode;
+use crate::base::holder::KEPT;
+use crate::base::token::is_epoch;
+use crate::store::contract::{Holder, KeyStatus, Occupant, Op, Outcome, Owner, ServerTime};
 use crate::store::driver::{Reply, Request};
-use crate::token::is_epoch;
 
 /// After so long an op is sent again that waits for the end of a transaction, and later less often: after an eighth of
 /// the time that it has waited.

@@ -8,7 +8,7 @@ use tokio_postgres::types::Type;
 use super::backend::PostgresBackend;
 use super::call::Argument;
 use super::fault::Fault;
-use crate::CheckedServer;
+use crate::base::CheckedServer;
 use crate::roaming::time::timeout;
 
 /// How often the way to the server is measured.

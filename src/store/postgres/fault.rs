@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
-use crate::StoreError;
+use crate::base::StoreError;
 
 /// The content of a [`StoreError`] of this store. It shows no password: an address is host and port, and servers do not
 /// send passwords back.

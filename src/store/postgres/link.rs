@@ -18,7 +18,7 @@ use super::connection::Connection;
 use super::fault::{Fault, ends_connection};
 use super::hello::Process;
 use super::notice;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::roaming::Spot;
 use crate::roaming::time::{Sleep, sleep_until, timeout};
 use crate::store::contract::{Op, Outcome, StoreEvent};

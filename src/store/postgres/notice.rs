@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::call::read_mode;
-use crate::settings::TTL;
+use crate::base::limits::TTL;
+use crate::base::token::is_epoch;
 use crate::store::contract::{Grant, Owner, StoreEvent};
-use crate::token::is_epoch;
 
 /// Reads `1 <owner> <mode> <ttl> <epoch> <time> <key>`, with a `2` in front if more tickets may fit (M4), or `f <key>` for
 /// a lock that is free. Times are in µs. Nothing if it is in another format, or for another registry.
@@ -53,7 +53,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::contract::Mode;
+    use crate::base::Mode;
 
     #[test]
     fn a_grant_is_read_and_one_for_others_is_not() {

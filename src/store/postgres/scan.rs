@@ -10,7 +10,7 @@ use super::backend::PostgresBackend;
 use super::call::Argument;
 use super::connection::{Connection, Patience};
 use super::fault::Fault;
-use crate::{StoreError, key};
+use crate::base::{StoreError, key};
 
 /// How many rows one call looks at.
 const PAGE: i32 = 500;

@@ -16,8 +16,9 @@ use tokio_util::either::Either;
 
 use super::fault::{Address, Fault};
 use super::socket::{Destination, Site, Socket};
+use crate::store::tls;
 #[cfg(feature = "tls-rustls")]
-use crate::store::tls::{self, Tls};
+use crate::store::tls::Tls;
 
 /// How connections are secured.
 #[derive(Clone)]

@@ -12,16 +12,15 @@ use super::call;
 use super::fault::Fault;
 use super::options::StoreOptions;
 use super::schema;
-use crate::StoreError;
-use crate::operation::Operation;
-use crate::settings::RESPONSE_TIMEOUT;
+use crate::base::limits::RESPONSE_TIMEOUT;
+use crate::base::user_code::log;
+use crate::base::{Operation, StoreError};
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::credentials::{Credentials, Newest};
 use crate::store::driver::DriverSession;
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{Tls, Verify};
 use crate::store::{LockStore, sealed};
-use crate::user_code::log;
 
 /// How many connections for calls a registry may have.
 const MOST_LANES: usize = 16;
@@ -387,7 +386,7 @@ impl PostgresStoreBuilder {
     /// restore. It must be at least the longest ttl and the longest `KeepFor` in use. It is a setting of the schema, for
     /// all registries, and is stored by [`PostgresStore::migrate`] and by [`connect`](Self::connect).
     pub fn quiet_time(self, quiet: Duration) -> Self {
-        let is_allowed = quiet <= *crate::settings::KEEP.end();
+        let is_allowed = quiet <= *crate::base::limits::KEEP.end();
         let checked = self.check(is_allowed, "quiet time", "must be at most a year");
         checked.set(|settings| settings.quiet = Some(quiet))
     }

@@ -8,8 +8,8 @@ use super::backend::PostgresBackend;
 use super::call::bounded;
 use super::connection::Patience;
 use super::fault::{Fault, ends_connection};
+use crate::base::user_code::log;
 use crate::roaming::time::sleep;
-use crate::user_code::log;
 
 impl PostgresBackend {
     /// Deletes what nobody uses. If that fails, the next sweep tries it again.

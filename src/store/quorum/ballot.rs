@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fault::Fault;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{Occupant, Op, Outcome, SubmittedOp};
 
 /// The number of nodes.
@@ -245,7 +245,8 @@ impl Ballot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::contract::{Mode, Owner};
+    use crate::base::Mode;
+    use crate::store::contract::Owner;
 
     const S: Duration = Duration::from_secs(1);
 

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::ballot::Quorum;
-use crate::StoreError;
+use crate::base::StoreError;
 
 /// Errors of a quorum itself.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::ballot::{NodeReply, Quorum};
 use super::fault::Fault;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::Outcome;
 
 #[derive(Debug, Default)]

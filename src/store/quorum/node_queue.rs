@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::ballot::NodeReply;
 use super::fault::Fault;
 use super::node::Node;
-use crate::StoreError;
-use crate::settings::TTL;
+use crate::base::StoreError;
+use crate::base::limits::TTL;
 use crate::store::contract::{Op, OpError, OpResult, Outcome, Owner};
 
 /// A refused release is sent again after this.

@@ -15,6 +15,8 @@ use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
 use super::state::State;
+use crate::base::user_code::log;
+use crate::base::{Check, StoreError, thread_end};
 use crate::roaming::runtime;
 use crate::roaming::time::{sleep_until, timeout, timeout_at};
 use crate::store::LockStore;
@@ -23,9 +25,6 @@ use crate::store::contract::{
     SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::store::notifier::OrderedNotifier;
-use crate::thread_end;
-use crate::user_code::log;
-use crate::{Check, StoreError};
 
 pub(super) struct QuorumSession {
     core: Arc<Core>,

@@ -11,7 +11,7 @@ use super::entry::Entry;
 use super::fault::{Fault, too_few};
 use super::node::{Connection, Node, is_down};
 use super::quarantine::Quarantine;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{Op, OpError, OpResult, StoreEvent, SubmittedOp, dropped_error};
 
 /// No timer sleeps longer: its time may be a ttl away, and the registry dropped by then.

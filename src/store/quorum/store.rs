@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::fault::Fault;
 use super::quarantine::Quarantine;
 use super::session::QuorumSession;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::{LockStore, sealed};
 

@@ -19,14 +19,14 @@ use super::scan;
 use super::script::{self, Script};
 use super::slots::SLOTS;
 use super::topology::Topology;
+use crate::base::user_code::log;
+use crate::base::{CheckedServer, StoreError};
 use crate::store::attempts::SetUps;
 use crate::store::contract::SessionConfig;
 use crate::store::driver::{
     Address, Backend, Connected, Hello, Next, Refusal, Slot, SlotMap, Trouble,
 };
 use crate::store::send_window::Limits;
-use crate::user_code::log;
-use crate::{CheckedServer, StoreError};
 
 /// How long servers may take.
 #[derive(Clone, Copy, Debug)]

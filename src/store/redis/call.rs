@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::keys::Names;
-use crate::store::contract::{KEPT, Mode, Op, Owner, ServerTime};
+use crate::base::Mode;
+use crate::base::holder::KEPT;
+use crate::store::contract::{Op, Owner, ServerTime};
 use crate::store::driver::Request;
 
 /// Writes the call for these requests. They are all renewals, all bare, all inspections, or all others. `script`: the

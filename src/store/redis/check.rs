@@ -9,7 +9,7 @@ use redis::{Cmd, Value, cmd};
 use super::backend::RedisBackend;
 use super::fault::{ErrorReply, Fault};
 use super::handshake::field;
-use crate::CheckedServer;
+use crate::base::CheckedServer;
 use crate::roaming::time::timeout_at;
 use crate::store::driver::{Address, Hello, SlotSet};
 

@@ -12,12 +12,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use super::fault::Fault;
-use crate::once_a_minute::OnceAMinute;
+use crate::base::once_a_minute::OnceAMinute;
+use crate::base::user_code::log;
 use crate::roaming::runtime;
 use crate::roaming::time::{sleep, timeout};
 use crate::store::credentials::Credentials;
 use crate::store::driver::Address;
-use crate::user_code::log;
 
 /// How long a connection waits between two looks for new credentials: a provider may have some, or an error, at once each
 /// time.

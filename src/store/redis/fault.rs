@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerError};
 
 use super::keys::Names;
-use crate::StoreError;
+use crate::base::StoreError;
 
 /// The content of a [`StoreError`] of this store. No variant shows a password: an address is host and port, and
 /// servers do not send passwords back.
@@ -129,7 +129,7 @@ impl Fault {
     /// MOVED, ASK or CROSSSLOT unless all keys are in one slot of its own, as with a prefix that has a hash tag.
     pub(super) fn refused(address: Arc<str>, refusal: ErrorReply, names: &Names) -> Self {
         let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
-        if is_clusters && !crate::key::has_hash_tag(names.prefix()) {
+        if is_clusters && !crate::base::key::has_hash_tag(names.prefix()) {
             let what = "is a node of a cluster, not a server of its own";
             Self::told(format!("Redis at {address} {what}: {refusal}"), true)
         } else {

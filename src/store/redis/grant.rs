@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::call::read_mode;
 use super::keys::Names;
-use crate::settings::TTL;
-use crate::store::contract::{Grant, Mode, Owner, StoreEvent};
-use crate::token::is_epoch;
+use crate::base::Mode;
+use crate::base::limits::TTL;
+use crate::base::token::is_epoch;
+use crate::store::contract::{Grant, Owner, StoreEvent};
 
 /// The formats of grants that we understand, as `script.lua` writes them: for an exclusive ticket, for a shared one,
 /// and for a shared one behind which more may fit (M4).

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::slots::{self, Tags};
-use crate::key::{self, has_hash_tag};
+use crate::base::key;
+use crate::base::key::has_hash_tag;
 use crate::store::driver::Slot;
 
 /// What follows a lock's name in those of its queue, and of the channel for its grants on a cluster. The queue's number is

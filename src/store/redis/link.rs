@@ -15,10 +15,10 @@ use super::credentials::Renewal;
 use super::fault::{ErrorReply, Fault};
 use super::incoming::Incoming;
 use super::stream::Stream;
+use crate::base::user_code::log;
 use crate::roaming::time::{Sleep, sleep_until, timeout};
 use crate::store::attempts::SetUp;
 use crate::store::driver::Address;
-use crate::user_code::log;
 
 /// How many bytes are read at once.
 const PIECE: usize = 8 << 10;

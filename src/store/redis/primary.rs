@@ -20,7 +20,7 @@ use super::handshake::{ClientId, message};
 use super::link::{self, Event};
 use super::replicas::Confirmer;
 use super::reply::{self, RequestReply};
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::ServerTime;
 use crate::store::driver::{
     Call, Incoming, Link, Order, Received, Refusal, Replies, Reply, Request, SlotMap,

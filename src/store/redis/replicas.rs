@@ -32,11 +32,12 @@ use super::keys::Names;
 use super::link::Link;
 use super::script::Script;
 use super::topology::Topology;
+use crate::base::Mode;
+use crate::base::limits::TTL;
+use crate::base::user_code::log;
 use crate::roaming::time::{sleep_until, timeout_at};
-use crate::settings::TTL;
-use crate::store::contract::{Mode, OpError, Owner};
+use crate::store::contract::{OpError, Owner};
 use crate::store::driver::{Address, Backoff, IDLE, Received, Request};
-use crate::user_code::log;
 
 /// How many locks may share a call: a longer script would block all other clients.
 const MOST_IN_CALL: usize = 512;

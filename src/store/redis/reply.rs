@@ -7,9 +7,10 @@ use redis::Value;
 
 use super::call::{read_mode, spell};
 use super::fault::ErrorReply;
-use crate::store::contract::{Holder, KeyStatus, Mode, Occupant, Outcome, ServerTime};
+use crate::base::Mode;
+use crate::base::token::is_epoch;
+use crate::store::contract::{Holder, KeyStatus, Occupant, Outcome, ServerTime};
 use crate::store::driver::{Request, RequestKind};
-use crate::token::is_epoch;
 
 /// What a reply says about one request.
 #[derive(Clone, Debug, PartialEq)]

@@ -9,7 +9,7 @@ use redis::cmd;
 use super::backend::RedisBackend;
 use super::fault::Fault;
 use super::link::Link;
-use crate::StoreError;
+use crate::base::StoreError;
 
 /// How many names the server looks at in one call, and how many keys it returns at most, nearly: a fraction of a
 /// millisecond, so that nobody else is held up.

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use crc::{CRC_16_XMODEM, Crc};
 
-use crate::key::hash_tag;
+use crate::base::key::hash_tag;
 use crate::store::driver::Slot;
 
 /// How many slots a cluster has.

@@ -15,9 +15,8 @@ use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::replicas::{self, MinReplicas};
 use super::topology::Topology;
-use crate::StoreError;
-use crate::operation::Operation;
-use crate::settings::RESPONSE_TIMEOUT;
+use crate::base::limits::RESPONSE_TIMEOUT;
+use crate::base::{Operation, StoreError};
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::credentials::Credentials;
 use crate::store::driver::DriverSession;
@@ -172,7 +171,7 @@ impl LockStore for RedisStore {
         let topology = self.topology.clone();
         #[cfg(feature = "tls-rustls")]
         if topology.accepts_anybody() {
-            crate::user_code::log!(
+            crate::base::user_code::log!(
                 warn,
                 address = &**topology.address(),
                 "the certificates of this server are not verified: whoever answers in its place gets the password"

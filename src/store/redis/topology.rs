@@ -15,12 +15,12 @@ use super::fault::Fault;
 use super::link::Link;
 use super::sentinel::Sentinels;
 
+use crate::base::user_code::log;
 use crate::store::attempts::SetUps;
 use crate::store::driver::{Address, SlotSet};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
 use crate::store::url::UrlSettings;
-use crate::user_code::log;
 
 #[derive(Clone, Debug)]
 pub(super) enum Topology {

@@ -12,9 +12,8 @@ use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::store::contract::{
-    Holder, KeyStatus, Mode, Op, Outcome, Owner, StoreEvent, SubmittedOp,
-};
+use crate::base::Mode;
+use crate::store::contract::{Holder, KeyStatus, Op, Outcome, Owner, StoreEvent, SubmittedOp};
 use crate::store::driver::{Request, RequestKind};
 use crate::store::memory::{Asking, Keyspace};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::pending::PendingOp;
 use super::repeats::Repeats;
 use super::{EarlyGrant, InFlight, KeyState, Tickets, Turnstile};
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{Answer, Grant, Occupant, Op, Outcome, Owner, ServerTime};
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::tenure::Tenure;

@@ -4,8 +4,7 @@ use std::mem;
 
 use super::acquisition::Footprint;
 use super::{KeyState, Turnstile};
-use crate::StoreError;
-use crate::loss::LossCause;
+use crate::base::{LossCause, StoreError};
 use crate::store::contract::{Op, Owner};
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::time::Point;

@@ -1,8 +1,9 @@
 //! The end of a registry.
 
 use super::{KeyState, Turnstile};
+use crate::base::clock::Moment;
 use crate::turnstile::ids::EventCx;
-use crate::turnstile::time::{Moment, Point};
+use crate::turnstile::time::Point;
 use crate::turnstile::verdict::{LeaseEnd, Refusal};
 
 impl<C: Clone> Turnstile<C> {

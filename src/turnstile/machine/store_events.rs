@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use super::acquisition::Footprint;
 use super::{EarlyGrant, InFlight, KeyState, Trouble, Turnstile};
-use crate::StoreError;
-use crate::loss::LossCause;
+use crate::base::token::is_epoch;
+use crate::base::{LossCause, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
-use crate::token::is_epoch;
 use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::time::{Point, drift};
 use crate::turnstile::verdict::Refusal;

@@ -7,10 +7,10 @@ use super::clock::{MILLI, SECOND, True};
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::Mode;
+use crate::base::clock::Moment;
+use crate::base::{Mode, OnFinish};
 use crate::turnstile::{
-    AtEnd, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Verdict, Waiter, WaiterId,
-    WaiterVerdict,
+    LeaseEnd, LeaseVerdict, Patience, Refusal, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 pub(super) type CallerId = usize;
@@ -39,7 +39,7 @@ pub(super) struct Caller {
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
     /// What becomes of its key.
-    pub(super) at_end: AtEnd,
+    pub(super) on_finish: OnFinish,
     /// Until when its key is to be kept, if it has ended its lease so.
     pub(super) keeps_until: Option<True>,
     /// Whose lease it adopts, if it does not wait in the queue.
@@ -74,7 +74,7 @@ impl Caller {
             mode: Mode::Exclusive,
             patience: Patience::Queue,
             renewals: 0,
-            at_end: AtEnd::Release,
+            on_finish: OnFinish::Release,
             keeps_until: None,
             adopts: None,
             extended: None,
@@ -136,9 +136,9 @@ impl World {
             } else {
                 0
             },
-            at_end: match rng.chance(profile.keepers) {
+            on_finish: match rng.chance(profile.keepers) {
                 true => rng.pick(&profile.at_ends),
-                false => AtEnd::Release,
+                false => OnFinish::Release,
             },
             keeps_until: None,
             adopts: None,
@@ -185,7 +185,7 @@ impl World {
             who: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
-            at_end: caller.at_end,
+            on_finish: caller.on_finish,
             is_conditional: false,
             patience: caller.patience,
             until: self.processes[process].clock.moment(caller.until),
@@ -473,8 +473,8 @@ impl World {
         self.note(|_| format!("r{process} k{key} c{id} finishes, detaches: {detaches}"));
         self.check_extended(id);
         let is_valid = self.has_valid_lease(key, id);
-        self.callers[id].keeps_until = match self.callers[id].at_end {
-            AtEnd::Keep(time) if is_valid && !detaches => {
+        self.callers[id].keeps_until = match self.callers[id].on_finish {
+            OnFinish::KeepFor(time) if is_valid && !detaches => {
                 Some(self.callers[id].seated_at + time.as_micros() as u64)
             }
             _ => None,

@@ -1,4 +1,4 @@
-use crate::turnstile::Moment;
+use crate::base::clock::Moment;
 
 /// The simulator's own time in microseconds, which nobody in it can read.
 pub(super) type True = u64;

@@ -12,8 +12,9 @@ use super::link::STRAGGLE;
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::{KEPT, Op, Outcome, Owner, ServerTime};
-use crate::turnstile::AtEnd;
+use crate::base::OnFinish;
+use crate::base::holder::KEPT;
+use crate::store::contract::{Op, Outcome, Owner, ServerTime};
 
 /// This many callers adopt at most: those that are done do it again.
 const ADOPTERS: usize = 8;
@@ -110,7 +111,7 @@ impl World {
     /// A lease ends by itself. Its key may be to stay.
     pub(super) fn lease_may_be_kept(&mut self, key: KeyId, caller: CallerId) {
         let caller = &self.callers[caller];
-        if caller.at_end != AtEnd::LetExpire {
+        if caller.on_finish != OnFinish::LetExpire {
             return;
         }
         let instance = self.processes[caller.process].instance.clone();

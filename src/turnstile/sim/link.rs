@@ -8,10 +8,10 @@ use super::clock::{MILLI, True};
 use super::process::{ProcessId, StoreEvent, line_of};
 use super::server::{Call, ConnId, Item};
 use super::world::{Event, KeyId, World};
-use crate::StoreError;
+use crate::base::StoreError;
+use crate::base::clock::{FOREVER, Moment};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, ServerTime};
 use crate::store::send_window::{Limits, Priority, SendWindow, Sendable};
-use crate::turnstile::{FOREVER, Moment};
 
 pub(super) struct Link {
     pub(super) conn: Option<ConnId>,

@@ -9,9 +9,10 @@ use super::clock::{Clock, True};
 use super::link::Link;
 use super::profile::Profile;
 use super::world::{Event, KeyId, World};
-use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Owner};
-use crate::turnstile::{Effect, EventCx, Ids, Lines, Moment, Rules, WaiterId};
+use crate::base::clock::Moment;
+use crate::base::{Mode, StoreError};
+use crate::store::contract::{Answer, Grant, Op, OpError, Owner};
+use crate::turnstile::{Effect, EventCx, Ids, Lines, Rules, WaiterId};
 
 pub(super) type ProcessId = usize;
 

@@ -2,9 +2,8 @@ use std::time::Duration;
 
 use super::clock::{MILLI, SECOND, True};
 use super::rng::Rng;
-use crate::store::contract::Mode;
+use crate::base::{Mode, OnFinish};
 use crate::store::send_window::Limits;
-use crate::turnstile::AtEnd;
 
 /// What a run is about. Most seeds mix; some keep to one kind of trouble, so that the bounds that
 /// hold without the others can be checked there.
@@ -90,7 +89,7 @@ pub(super) struct Profile {
     /// extended, or detached.
     pub(super) keepers: u64,
     /// How.
-    pub(super) at_ends: Vec<AtEnd>,
+    pub(super) at_ends: Vec<OnFinish>,
     pub(super) extensions: u64,
     /// How often, per mille, a holder sees its token.
     pub(super) seals: u64,
@@ -185,10 +184,10 @@ impl Profile {
             stragglers: rng.pick(&[0, 300]),
             keepers: rng.pick(&[0, 0, 50, 300]),
             at_ends: vec![
-                AtEnd::LetExpire,
-                AtEnd::Keep(Duration::from_micros(ttl_base / 2)),
-                AtEnd::Keep(Duration::from_micros(ttl_base * 2)),
-                AtEnd::Keep(Duration::from_micros(ttl_base * 5)),
+                OnFinish::LetExpire,
+                OnFinish::KeepFor(Duration::from_micros(ttl_base / 2)),
+                OnFinish::KeepFor(Duration::from_micros(ttl_base * 2)),
+                OnFinish::KeepFor(Duration::from_micros(ttl_base * 5)),
             ],
             extensions: rng.pick(&[0, 100]),
             seals: rng.pick(&[0, 0, 60]),
@@ -279,8 +278,8 @@ impl Profile {
 
     pub(super) fn longest_ttl(&self) -> u64 {
         let kept = self.at_ends.iter().filter_map(|it| match it {
-            AtEnd::Keep(time) => Some(time.as_micros() as u64),
-            AtEnd::Release | AtEnd::LetExpire => None,
+            OnFinish::KeepFor(time) => Some(time.as_micros() as u64),
+            OnFinish::Release | OnFinish::LetExpire => None,
         });
         let kept = kept.filter(|_| self.keepers > 0);
         self.ttls.iter().copied().chain(kept).max().unwrap_or(0)

@@ -11,9 +11,12 @@ use super::process::ProcessId;
 use super::profile::Theme;
 use super::rounds::Tickets;
 use super::world::{KeyId, World};
-use crate::store::contract::{Answer, KEPT, Mode, Op, Outcome, Owner};
+use crate::base::Mode;
+use crate::base::clock::Moment;
+use crate::base::holder::KEPT;
+use crate::store::contract::{Answer, Op, Outcome, Owner};
 use crate::store::memory::Delivery;
-use crate::turnstile::{Moment, WaiterId};
+use crate::turnstile::WaiterId;
 
 pub(super) struct Referee {
     /// The first thing that was found broken.

@@ -8,7 +8,8 @@ use super::process::ProcessId;
 use super::profile::Theme;
 use super::referee::fits_beside;
 use super::world::{Event, KeyId, World};
-use crate::store::contract::{Mode, Op, Outcome, Owner};
+use crate::base::Mode;
+use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::memory::Asking;
 use crate::turnstile::Patience;
 

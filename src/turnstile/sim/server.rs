@@ -7,9 +7,9 @@ use super::link::{Reply, Said, Told};
 use super::process::{ProcessId, line_of};
 use super::profile::Theme;
 use super::world::{Event, KeyId, World};
+use crate::base::clock::Moment;
 use crate::store::contract::{Op, Owner, ServerTime};
 use crate::store::memory::{Applied, Asking, Keyspace};
-use crate::turnstile::Moment;
 
 pub(super) type ConnId = usize;
 

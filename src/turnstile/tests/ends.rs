@@ -685,7 +685,7 @@ fn a_refused_adoption_is_tried_again_if_that_may_help() {
     harness.untold("a");
     harness.wait_until(1200);
     assert_eq!(harness.sent(), adopt);
-    let never = crate::StoreError::lasting("no right");
+    let never = crate::base::StoreError::lasting("no right");
     harness.fail(&adopt, OpError::Refused(never));
     assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
     // Some nodes of a quorum may have done it.

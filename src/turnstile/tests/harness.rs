@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::StoreError;
-use crate::loss::LossCause;
-use crate::store::contract::{Answer, Grant, Mode, Occupant, Op, OpError, Outcome, Owner};
+use crate::base::clock::{FOREVER, Moment};
+use crate::base::{LossCause, Mode, OnFinish, StoreError};
+use crate::store::contract::{Answer, Grant, Occupant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    AtEnd, Effect, EventCx, FOREVER, Holding, Ids, LeaseEnd, LeaseVerdict, Moment, Patience,
-    Refusal, Rules, Verdict, Waiter, WaiterId, WaiterVerdict,
+    Effect, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Rules, Verdict,
+    Waiter, WaiterId, WaiterVerdict,
 };
 
 /// For this long the store's first answer is awaited.
@@ -76,7 +76,7 @@ pub(super) struct Harness {
 pub(super) struct Wish {
     ttl: u64,
     renewals: u32,
-    at_end: AtEnd,
+    on_finish: OnFinish,
     is_conditional: bool,
     patience: Patience,
     until: Moment,
@@ -87,7 +87,7 @@ pub(super) fn fixed(ttl: u64) -> Wish {
     Wish {
         ttl,
         renewals: 0,
-        at_end: AtEnd::Release,
+        on_finish: OnFinish::Release,
         is_conditional: false,
         patience: Patience::Queue,
         until: FOREVER,
@@ -106,7 +106,7 @@ impl Wish {
     /// Its key stays in the store when it ends.
     pub(super) fn kept(self) -> Self {
         Self {
-            at_end: AtEnd::LetExpire,
+            on_finish: OnFinish::LetExpire,
             ..self
         }
     }
@@ -122,7 +122,7 @@ impl Wish {
     /// Its key stays for so long.
     pub(super) fn kept_for(self, keep_for: u64) -> Self {
         Self {
-            at_end: AtEnd::Keep(ms(keep_for)),
+            on_finish: OnFinish::KeepFor(ms(keep_for)),
             ..self
         }
     }
@@ -238,7 +238,7 @@ impl Harness {
             who,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
-            at_end: wish.at_end,
+            on_finish: wish.on_finish,
             is_conditional: wish.is_conditional,
             patience: wish.patience,
             until: wish.until,

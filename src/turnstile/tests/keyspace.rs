@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::harness::ms;
-use crate::store::contract::{Answer, Mode, Occupant, Op, Outcome, Owner};
+use crate::base::Mode;
+use crate::store::contract::{Answer, Occupant, Op, Outcome, Owner};
 use crate::store::memory::{Asking, Delivery, Keyspace};
 
 const SECOND: u64 = 1_000_000;

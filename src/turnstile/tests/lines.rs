@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 
 use super::harness::{EPOCH, busy, ms, rules};
-use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::base::clock::{FOREVER, Moment};
+use crate::base::{Mode, OnFinish};
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Lines, Moment, Patience, Refusal,
-    Rules, Verdict, Waiter, WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, Patience, Refusal, Rules, Verdict, Waiter,
+    WaiterId, WaiterVerdict,
 };
 
 /// The lines of one key, and somebody who plays their callers and their store.
@@ -63,7 +65,7 @@ impl Key {
             who,
             ttl: ms(30_000),
             renewals: 0,
-            at_end: AtEnd::Release,
+            on_finish: OnFinish::Release,
             is_conditional: false,
             patience: Patience::Queue,
             until: FOREVER,
@@ -334,7 +336,7 @@ fn w1_shared_waiters_fill_the_queue() {
 #[test]
 fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {
     let mut key = Key::new();
-    let error = crate::StoreError::new("the connection is gone");
+    let error = crate::base::StoreError::new("the connection is gone");
     key.arrive("first", Mode::Exclusive);
     key.feed(|lines, cx| lines.down(cx, &error));
     for _ in 1..100 {
@@ -363,7 +365,9 @@ fn o1_a_line_forgets_its_retired_owners() {
             let answer = match op {
                 Op::Enter { .. } => {
                     first.get_or_insert(op.owner());
-                    Err(OpError::Unconfirmed(crate::StoreError::new("no replica")))
+                    Err(OpError::Unconfirmed(crate::base::StoreError::new(
+                        "no replica",
+                    )))
                 }
                 _ => Ok(Answer {
                     at: 1,
@@ -430,7 +434,7 @@ fn m5_very_many_waits_that_end_at_once_need_no_more_stack_than_one() {
             key.reply(&enter, entered(place));
         }
         if is_down {
-            let broke = crate::StoreError::new("it broke");
+            let broke = crate::base::StoreError::new("it broke");
             key.feed(|lines, cx| lines.down(cx, &broke));
         }
         key.now = ms(3000);

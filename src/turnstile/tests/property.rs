@@ -6,12 +6,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::harness::{EPOCH, broken, ms, rules};
-use crate::StoreError;
-use crate::store::contract::{Answer, Grant, Mode, Op, OpError, Outcome, Owner};
+use crate::base::clock::{FOREVER, Moment};
+use crate::base::{Mode, OnFinish, StoreError};
+use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseEnd, LeaseVerdict, Moment, Patience, Refusal, Rules,
-    Verdict, Waiter, WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Rules, Verdict, Waiter,
+    WaiterId, WaiterVerdict,
 };
 
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ enum Step {
         ttl: u64,
         renewed: bool,
         once: bool,
-        at_end: AtEnd,
+        on_finish: OnFinish,
         wait: Option<u64>,
     },
     /// Adopts a lease, of this registry or another.
@@ -70,15 +71,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let time = prop_oneof![0_u64..3, 0_u64..60, 0_u64..500, 0_u64..40_000];
     let wait = proptest::option::of(0_u64..2000);
     let which = 0_usize..8;
-    let at_end = prop_oneof![
-        3 => Just(AtEnd::Release),
-        1 => Just(AtEnd::LetExpire),
-        1 => (0_u64..2000).prop_map(|time| AtEnd::Keep(ms(time))),
+    let on_finish = prop_oneof![
+        3 => Just(OnFinish::Release),
+        1 => Just(OnFinish::LetExpire),
+        1 => (0_u64..2000).prop_map(|time| OnFinish::KeepFor(ms(time))),
     ];
     let step = prop_oneof![
-        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), at_end, wait)
-            .prop_map(|(ttl, renewed, once, at_end, wait)| {
-                Step::Arrive { ttl, renewed, once, at_end, wait }
+        6 => (ttl.clone(), any::<bool>(), proptest::bool::weighted(0.2), on_finish, wait)
+            .prop_map(|(ttl, renewed, once, on_finish, wait)| {
+                Step::Arrive { ttl, renewed, once, on_finish, wait }
             }),
         2 => (ttl.clone(), 0_u64..2000).prop_map(|(ttl, wait)| Step::Adopt { ttl, wait }),
         2 => which.clone().prop_map(Step::Leave),
@@ -582,7 +583,7 @@ impl Bench {
                 ttl,
                 renewed,
                 once,
-                at_end,
+                on_finish,
                 wait,
             } => {
                 let who = self.callers.len();
@@ -590,7 +591,7 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
-                    at_end,
+                    on_finish,
                     is_conditional: ttl == 100,
                     patience: if once {
                         Patience::Once
@@ -611,7 +612,7 @@ impl Bench {
                     who,
                     ttl: ms(ttl),
                     renewals: 0,
-                    at_end: AtEnd::Release,
+                    on_finish: OnFinish::Release,
                     is_conditional: false,
                     patience: Patience::Once,
                     until: self.now + ms(wait),

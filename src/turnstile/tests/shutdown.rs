@@ -1,8 +1,9 @@
 //! O6: a shutdown gives nothing back that somebody still works under who has been told to end.
 
 use super::harness::{Harness, asker, deadline, fixed, ms};
+use crate::base::clock::Moment;
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Moment, Refusal};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal};
 
 /// Until when work may end.
 const GRACE: u64 = 2000;

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::harness::{Harness, broken, fixed, ms, rules};
-use crate::store::contract::{Answer, Mode, Op, OpError, Outcome};
+use crate::base::clock::{FOREVER, Moment};
+use crate::base::{Mode, OnFinish};
+use crate::store::contract::{Answer, Op, OpError, Outcome};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    AtEnd, Effect, EventCx, FOREVER, Ids, LeaseVerdict, Moment, Patience, Verdict, Waiter,
-    WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseVerdict, Patience, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -51,7 +52,7 @@ impl Registry {
                 who,
                 ttl: TTL,
                 renewals: u32::MAX,
-                at_end: AtEnd::Release,
+                on_finish: OnFinish::Release,
                 is_conditional: false,
                 patience: Patience::Queue,
                 until: FOREVER,
@@ -156,7 +157,7 @@ fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
     for who in 0..LEASES {
         let id = registry.holders[who];
         registry.feed(who, |turnstile, cx| {
-            turnstile.restart(cx, id, u32::MAX, AtEnd::Release);
+            turnstile.restart(cx, id, u32::MAX, OnFinish::Release);
         });
     }
     registry.assert_spread("begun anew together");

@@ -1,7 +1,7 @@
 //! What a verdict says: who has the key, and why a lease was lost.
 
 use super::harness::{Harness, broken, busy_by, fixed, ms};
-use crate::loss::LossCause;
+use crate::base::LossCause;
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::EventCx;
 

@@ -1,7 +1,7 @@
 //! What was won or granted and does not count: it is given on, nobody is forgotten, and no owner is revived.
 
 use super::harness::{Harness, asker, busy, fixed, ms, rules, too_few, withdrawal};
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, Refusal, Rules};
 

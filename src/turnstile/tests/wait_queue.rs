@@ -5,10 +5,12 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::harness::ms;
+use crate::base::OnFinish;
+use crate::base::clock::{FOREVER, Moment};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
-use crate::turnstile::{AtEnd, FOREVER, Moment, Patience, Waiter, WaiterId};
+use crate::turnstile::{Patience, Waiter, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
 /// everything: whoever makes it larger makes each of them larger.
@@ -63,7 +65,7 @@ fn waiter(
         who: who.clone(),
         ttl: ms(1000),
         renewals: 0,
-        at_end: AtEnd::Release,
+        on_finish: OnFinish::Release,
         is_conditional: false,
         patience,
         until,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::backend::{Address, Call, Hello, Incoming, Link, Replies, Reply, Slot};
 use super::*;
-use crate::CheckedServer;
+use crate::base::CheckedServer;
 use crate::store::attempts::SetUps;
 use crate::store::contract::{
     Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,

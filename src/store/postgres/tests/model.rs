@@ -6,9 +6,10 @@ use proptest::prelude::*;
 use super::support::PgServer;
 use crate::store::contract::KeyStatus;
 use crate::store::driver::{Reply, Request};
-use crate::store::model::{self, Answers, INSTANCES, KEYS, PREFIX, Server, TTL};
-use crate::store::postgres::call::{self, Call, Names};
-use crate::store::postgres::{notice, schema};
+use crate::store::model;
+use crate::store::model::{Answers, INSTANCES, KEYS, PREFIX, Server, TTL};
+use crate::store::postgres::call::{Call, Names};
+use crate::store::postgres::{call, notice, schema};
 
 /// By instance. Nobody holds the last.
 const LINES: [i64; INSTANCES.len()] = [101, 102, 103];

@@ -7,7 +7,7 @@ use tokio::time::sleep;
 use super::harness::{GONE, Harness, attempt, release, store};
 use super::nodes::{Node, ms};
 use super::subscriptions::Bare;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{OpError, Outcome};
 
 fn closed() -> StoreError {

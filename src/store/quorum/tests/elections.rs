@@ -9,11 +9,12 @@ use super::harness::{
     GONE, Harness, Recorder, TTL, attempt, config, is_busy, keys, release, renew, store,
 };
 use super::nodes::{Node, ms};
+use crate::base::Repeat;
+use crate::handle::LockRegistry;
 use crate::store::contract::{Op, OpError, Outcome, Owner, Session, StoreEvent, SubmittedOp};
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
 use crate::store::{LockStore, MemoryStore, QuorumStore};
-use crate::{LockRegistry, Repeat};
 
 #[test]
 fn a_quorum_without_nodes_is_an_error() {

@@ -6,8 +6,9 @@ use tokio::time::{sleep, timeout};
 
 use super::harness::{GONE, Harness, attempt, keys, listen, release, renew, store};
 use super::nodes::{Node, ms};
+use crate::base::Renewal;
+use crate::handle::LockRegistry;
 use crate::store::contract::{Op, OpError, Outcome, SubmittedOp, dropped_error};
-use crate::{LockRegistry, Renewal};
 
 /// Asks, while the sessions of so many nodes lose an op each.
 async fn ask(harness: &Harness, nodes: &[Node], op: Op) -> Result<Outcome, OpError> {

@@ -9,7 +9,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{
     Answer, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Session, SessionConfig,
     StoreEvent, SubmittedOp,
@@ -524,7 +524,7 @@ impl Session for NodeSession {
         });
     }
 
-    fn check(&self) -> BoxFuture<'static, Result<crate::Check, StoreError>> {
+    fn check(&self) -> BoxFuture<'static, Result<crate::base::Check, StoreError>> {
         unreachable!("nobody asks")
     }
 

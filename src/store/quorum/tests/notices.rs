@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::nodes::{Node, ms};
+use crate::base::Repeat;
+use crate::handle::{Lease, LockRegistry};
 use crate::store::QuorumStore;
 use crate::store::contract::Op;
-use crate::{Lease, LockRegistry, Repeat};
 
 /// So long that nobody asks by itself while a test looks.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 
 use super::harness::{attempt, release, renew};
 use super::subscriptions::Bare;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{OpError, Outcome, StoreEvent};
 
 const WON: Outcome = Outcome::Won { epoch: 5 };

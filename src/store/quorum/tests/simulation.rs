@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::nodes::{Node, ms, owners};
+use crate::base::Renewal;
+use crate::handle::{LeaseView, LockRegistry};
 use crate::store::QuorumStore;
-use crate::{LeaseView, LockRegistry, Renewal};
 
 /// What breaks in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use super::harness::{
     Harness, Recorder, TTL, attempt, config, listen, release, renew, store, unlisten,
 };
 use super::nodes::{Node, ms, names, owners};
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::LockStore;
 use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent, SubmittedOp};
 use crate::store::quorum::quarantine::Quarantine;

@@ -6,7 +6,8 @@ use super::registry::{
     HELD, NOT_HELD, Registry, TTL, attempt, enter, refused, release, renew, won,
 };
 use super::support::RedisServer;
-use crate::store::contract::{Mode, Occupant, Outcome};
+use crate::base::Mode;
+use crate::store::contract::{Occupant, Outcome};
 
 #[tokio::test]
 async fn a_lock_is_taken_released_and_taken_again() {

@@ -12,7 +12,7 @@ use super::registry::{
     withdraw, won,
 };
 use super::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
-use crate::LockRegistry;
+use crate::handle::LockRegistry;
 use crate::store::RedisStore;
 use crate::store::contract::{Outcome, StoreEvent};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::fake::{Fake, NOW, Request, push};
-use crate::LockRegistry;
+use crate::handle::LockRegistry;
 use crate::store::RedisStore;
 
 /// More than is kept of anything.

@@ -6,7 +6,8 @@ use super::registry::{
     HELD, NOT_HELD, Registry, TTL, attempt, enter, queue, refused, release, won,
 };
 use super::support::RedisServer;
-use crate::store::contract::{Mode, Op, Outcome, Owner, StoreEvent};
+use crate::base::Mode;
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn adopt(owner: u64, from: String, ttl: Duration) -> Op {
     Op::Adopt {

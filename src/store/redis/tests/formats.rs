@@ -12,8 +12,8 @@ use super::registry::{
     BOUND, HELD, Registry, TTL, attempt, enter, place, queue, release, renew, won,
 };
 use super::support::{RedisServer, next_message, wait_until};
+use crate::handle::{Lease, LockRegistry};
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
-use crate::{Lease, LockRegistry};
 
 const FENCE: &str = "lock:~fence";
 const QUEUE: &str = "{lock:k}:~queue2";

@@ -76,7 +76,9 @@ async fn waiting_requests_share_calls_and_a_single_one_goes_at_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn tasks_that_were_woken_together_share_the_next_call() {
     let server = RedisServer::start();
-    let locks = crate::LockRegistry::connect(server.url()).await.unwrap();
+    let locks = crate::handle::LockRegistry::connect(server.url())
+        .await
+        .unwrap();
     let first = locks.obtain("first").lease().await.unwrap();
     first.release().await.unwrap();
     server.reset_stats();

@@ -6,13 +6,15 @@ use redis::{Connection, ConnectionLike};
 
 use super::registry::{BOUND, attempt};
 use super::support::{Program, RedisServer, next_message};
-use crate::store::contract::{Holder, KeyStatus, Mode, StoreEvent, SubmittedOp};
+use crate::base::Mode;
+use crate::store::contract::{Holder, KeyStatus, StoreEvent, SubmittedOp};
 use crate::store::driver::{Request, RequestKind};
-use crate::store::model::{self, Answers, INSTANCES, KEYS, PREFIX, Server};
-use crate::store::redis::grant::{self, Message};
+use crate::store::model;
+use crate::store::model::{Answers, INSTANCES, KEYS, PREFIX, Server};
+use crate::store::redis::grant::Message;
 use crate::store::redis::keys::Names;
-use crate::store::redis::reply::{self, RequestReply};
-use crate::store::redis::{call, script};
+use crate::store::redis::reply::RequestReply;
+use crate::store::redis::{call, grant, reply, script};
 
 const FENCE: &str = "p:~fence";
 

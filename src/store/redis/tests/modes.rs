@@ -6,7 +6,8 @@ use super::registry::{
     HELD, Registry, TTL, attempt, enter, refused, release, renew, withdraw, won,
 };
 use super::support::{RedisServer, on_a_steady_machine};
-use crate::store::contract::{Mode, Op, Outcome, Owner, StoreEvent};
+use crate::base::Mode;
+use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
 fn reader(sequence: u64) -> Owner {
     let mode = Mode::Shared;

@@ -8,7 +8,7 @@ use tokio::time::{Instant, advance, pause};
 use super::fake::{Fake, NOW};
 use super::registry::{BOUND, Settings, TTL, renew};
 use super::support::{RedisServer, wait_until};
-use crate::LockRegistry;
+use crate::handle::LockRegistry;
 use crate::store::RedisStore;
 use crate::store::contract::{Op, OpError, Outcome, Owner};
 use crate::store::driver::IDLE;

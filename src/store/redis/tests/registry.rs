@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::support::RedisServer;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{
     Answer, Grant, KeyScope, Op, OpError, Outcome, Owner, Session, SessionConfig, StoreEvent,
     StoreEvents, SubmittedOp,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::fake::{Fake, HANG_UP, NOW, Request};
 use super::registry::{BOUND, Registry, Settings, attempt, release, unknown, won};
 use super::support::wait_until;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::contract::{OpError, Outcome, StoreEvent};
 
 const WITHIN: Duration = Duration::from_millis(150);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::fake::{Fake, Request, push};
-use crate::LockRegistry;
+use crate::handle::LockRegistry;
 use crate::store::RedisStore;
 
 /// So many fail-overs are told of at once.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::registry::{Settings, attempt, unsent, won};
 use super::support::RedisServer;
-use crate::StoreError;
+use crate::base::StoreError;
 use crate::store::RedisStore;
 
 async fn error(url: &str) -> StoreError {

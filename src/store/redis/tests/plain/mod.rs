@@ -12,10 +12,9 @@ use super::registry::{Registry, TTL, attempt, enter, queue, release, withdraw, y
 use super::support::RedisServer;
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent, SubmittedOp};
 use crate::store::driver::{Request, RequestKind};
-use crate::store::redis::call;
 use crate::store::redis::keys::Names;
-use crate::store::redis::reply::{self, RequestReply};
-use crate::store::redis::script;
+use crate::store::redis::reply::RequestReply;
+use crate::store::redis::{call, reply, script};
 
 const FENCE: &str = "lock:~fence";
 const NUMBER: u64 = 7;

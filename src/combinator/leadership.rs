@@ -1,0 +1,425 @@
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::Stream;
+use futures::future::FusedFuture;
+use futures::stream::FusedStream;
+use pin_project::pin_project;
+use tokio::time::{Sleep, sleep};
+
+use crate::base::once_a_minute::OnceAMinute;
+use crate::base::user_code::log;
+use crate::base::{LockError, OnFinish, OnLost, Operation, Pauses, Renewal, Repeat};
+use crate::combinator::{Scope, Scoped};
+use crate::handle::Lock;
+use crate::handle::lease::LeaseView;
+use crate::handle::options::LockOptions;
+
+/// Whether this candidate leads: the items of a [`Campaign`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Leadership {
+    /// This candidate leads while the lease is valid; [`LeaseView::lost`] resolves when it is lost.
+    Leader(LeaseView),
+    /// Somebody else leads, or nobody does, or the store cannot be reached.
+    Follower,
+    /// Trying again cannot help: the registry was shut down, or the key, the ttl or a setting is
+    /// invalid. The last item.
+    Ended(LockError),
+}
+
+/// Leader election.
+impl Lock {
+    /// Campaigns for the lead: a stream of [`Leadership`] that says when this candidate leads and
+    /// when it does not.
+    ///
+    /// The leader is the holder of this lock, so there is one at a time, with a fencing token greater
+    /// than any before. The first item is `Leader` if the lock is free, otherwise `Follower`; from
+    /// then on the two alternate. A loss yields `Follower`, and the campaign begins again.
+    ///
+    /// [`wait`](Self::wait), [`on_lost`](Self::on_lost) and [`on_finish`](Self::on_finish) have no
+    /// effect here. The lease is renewed while the candidate leads, also if [`ttl`](Self::ttl) was
+    /// set, unless [`renewal`](Self::renewal) says otherwise: the ttl is how long the others wait
+    /// for the next leader after a crash.
+    ///
+    /// While the store cannot be reached, a leader leads until its lease ends; then it is a `Follower`, as a new
+    /// candidate is. Temporary failures are retried for ever, after pauses that grow to 5 s, with a warning in the log
+    /// once a minute: a store that refuses (a wrong password, a missing right) or is [too slow](LockError::TooSlow) for the ttl,
+    /// a queue that is [full](LockError::QueueFull), a [`repeat`](Self::repeat) that ends. Permanent ones yield
+    /// [`Ended`](Leadership::Ended), and then the stream ends: [`Closed`](LockError::Closed),
+    /// [`NoRegistry`](LockError::NoRegistry), an invalid key, ttl or setting.
+    ///
+    /// A leader that does not poll the stream goes on leading. It learns of the loss by
+    /// [`LeaseView::lost`], and by the stream when it polls again. A follower must poll: one that
+    /// is granted the lead but does not poll for a third of the ttl loses its turn, and queues
+    /// again when it is polled. For work that must run only while leading, use
+    /// [`lead`](Self::lead).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the stream resigns: it leaves the queue, or releases the lock in the background.
+    /// [`resign`](Campaign::resign) waits for that. `next()` may be dropped and called again in a
+    /// `select!` loop; no item is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{Leadership, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut campaign = locks.obtain("scheduler").leadership();
+    /// # let mut terms = 0;
+    /// while let Some(leadership) = campaign.next().await {
+    ///     match leadership {
+    ///         Leadership::Leader(lease) => println!("leading, token {}", lease.token()),
+    ///         Leadership::Follower => println!("following"),
+    ///         Leadership::Ended(why) => println!("ended: {why}"),
+    ///         _ => {}
+    ///     }
+    /// #   terms += 1;
+    /// #   if terms == 1 { locks.shutdown().await; }
+    /// }
+    /// # assert_eq!(terms, 2);
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn leadership(&self) -> Campaign {
+        Campaign::new(self.options_here())
+    }
+
+    /// Runs work only while leading: `work` is called with the lease when this candidate becomes the
+    /// leader. The future that it returns is dropped at once when the lead is lost, and `work` is
+    /// called again when the candidate leads again.
+    ///
+    /// This is [`with_lease`](Self::with_lease), begun again after each loss. When the future
+    /// completes, the lock is released and the value is yielded. A loss that is found at the last
+    /// poll or at the release counts as well: the value is dropped, and the work begins again. So
+    /// the work may run several times, in part or completely; protect what it writes with the
+    /// fencing token. It campaigns as [`leadership`](Self::leadership) does.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`], [`LockError::NoRegistry`], an invalid key, ttl or setting. Failures of
+    /// the store are retried.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped while it waits, it leaves the queue. Dropped while the work runs, it drops the work
+    /// and then releases the lock in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("scheduler");
+    /// let jobs = vec!["nightly", "weekly"];
+    /// let done = lock
+    ///     .lead(|lease| {
+    ///         // called once per term
+    ///         let jobs = jobs.clone();
+    ///         async move { format!("{} jobs under token {}", jobs.len(), lease.token()) }
+    ///     })
+    ///     .await?;
+    /// assert!(done.starts_with("2 jobs"));
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn lead<F, Fut>(&self, work: F) -> Lead<F, Fut>
+    where
+        F: FnMut(LeaseView) -> Fut,
+        Fut: Future,
+    {
+        let (candidate, scope) = Candidate::new(self.options_here());
+        Lead {
+            begin: work,
+            scoped: Scoped::new(scope, None),
+            candidate,
+        }
+    }
+}
+
+/// Tries to get the lead again and again, after each failure and each loss.
+struct Candidate {
+    /// Its wait has no end.
+    options: LockOptions,
+    /// Whether the first attempt is under way, which does not wait.
+    first: bool,
+    /// Delays the attempt that follows a failure.
+    pause: Option<Pin<Box<Sleep>>>,
+    pauses: Pauses,
+    /// Failures that the log was told of.
+    told: OnceAMinute,
+}
+
+impl Candidate {
+    /// With the first attempt.
+    fn new(mut options: LockOptions) -> (Self, Scope) {
+        // The ttl is how soon another leads after a crash of the leader, not how long one leads.
+        options.renewal.get_or_insert(Renewal::watchdog());
+        options.leads = true;
+        options.on_lost = OnLost::Stop;
+        options.on_finish = OnFinish::Release;
+        options.wait = Some(Duration::ZERO);
+        let scope = Scope::new(options.clone());
+        options.wait = Some(Duration::MAX);
+        let candidate = Self {
+            options,
+            first: true,
+            pause: None,
+            pauses: pauses(),
+            told: OnceAMinute::default(),
+        };
+        (candidate, scope)
+    }
+
+    /// To be awaited before each poll of an attempt.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            self.pause = None;
+        }
+        Poll::Ready(())
+    }
+
+    /// The attempt that follows one that ended with `error`, unless trying again cannot help.
+    fn retry(&mut self, error: LockError) -> Result<Scope, LockError> {
+        let first = std::mem::take(&mut self.first);
+        match &error {
+            // It has led.
+            LockError::Lost { .. } => {
+                self.pauses = pauses();
+                self.told = OnceAMinute::default();
+            }
+            // The first attempt does not wait; the next one does.
+            LockError::NotAcquired { .. } if first => {}
+            // Rights may be granted, and servers come back, be it much later. An attempt that
+            // follows at once would fail at once.
+            LockError::NotAcquired { .. }
+            | LockError::QueueFull { .. }
+            | LockError::TooSlow { .. }
+            | LockError::Store { .. } => {
+                let pause = self
+                    .pauses
+                    .next()
+                    .expect("an exponential policy never ends");
+                let (key, cause) = (error.key(), &error as &(dyn std::error::Error + 'static));
+                if self.told.is_news(&error.to_string()) {
+                    log!(
+                        warn,
+                        key,
+                        error = cause,
+                        ?pause,
+                        "campaign failed, starting over after a pause"
+                    );
+                } else {
+                    log!(debug, key, error = cause, ?pause, "campaign failed again");
+                }
+                self.pause = Some(Box::pin(sleep(pause)));
+            }
+            _ => return Err(error),
+        }
+        Ok(Scope::new(self.options.clone()))
+    }
+}
+
+/// Between attempts that failed. The lock's own policy may be one that spins.
+fn pauses() -> Pauses {
+    Repeat::exponential(Duration::from_millis(100), Duration::from_secs(5)).start()
+}
+
+/// Stream of [`Lock::leadership`](crate::Lock::leadership).
+#[must_use = "a campaign does nothing unless polled, and dropping it resigns"]
+pub struct Campaign {
+    candidate: Candidate,
+    /// The current attempt, or the lead.
+    scope: Scope,
+    /// Whether the last item was [`Leadership::Follower`].
+    follows: bool,
+}
+
+impl Campaign {
+    fn new(options: LockOptions) -> Self {
+        let (candidate, scope) = Candidate::new(options);
+        Self {
+            candidate,
+            scope,
+            follows: false,
+        }
+    }
+
+    /// Releases the lead, or leaves the queue. Resolves when the store has confirmed it, after one
+    /// response time-out at most; after that the release goes on in the background.
+    ///
+    /// Dropping the campaign resigns as well, without waiting.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, polled or not, the release goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::StreamExt;
+    /// use lockstream::{Leadership, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let mut campaign = locks.obtain("scheduler").leadership();
+    /// assert!(matches!(campaign.next().await, Some(Leadership::Leader(_))));
+    /// campaign.resign().await;
+    /// assert!(locks.obtain("scheduler").lease_once().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "the lead is given up in the background; await this to know that it was"]
+    pub fn resign(self) -> Resign {
+        let mut scope = self.scope;
+        scope.release();
+        // A lead that was lost before need not be given up. Dropped early, the scope releases it as well.
+        Operation::new(async move { drop(poll_fn(|cx| scope.poll_release(cx)).await) })
+    }
+
+    /// Waits for the lead; while it leads, for its loss.
+    fn poll_scope(&mut self, cx: &mut Context<'_>) -> Poll<Result<LeaseView, LockError>> {
+        if self.scope.is_acquiring() {
+            ready!(self.candidate.poll_pause(cx));
+            return self.scope.poll_acquire(cx);
+        }
+        match self.scope.check(cx) {
+            Ok(()) => Poll::Pending,
+            Err(loss) => Poll::Ready(Err(loss)),
+        }
+    }
+}
+
+impl Stream for Campaign {
+    type Item = Leadership;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Leadership>> {
+        let this = &mut *self;
+        if this.scope.is_done() {
+            return Poll::Ready(None);
+        }
+        loop {
+            let error = match ready!(this.poll_scope(cx)) {
+                Ok(lease) => {
+                    this.follows = false;
+                    return Poll::Ready(Some(Leadership::Leader(lease)));
+                }
+                Err(error) => error,
+            };
+            this.scope.end();
+            match this.candidate.retry(error) {
+                Ok(scope) => this.scope = scope,
+                Err(error) => return Poll::Ready(Some(Leadership::Ended(error))),
+            }
+            if !std::mem::replace(&mut this.follows, true) {
+                return Poll::Ready(Some(Leadership::Follower));
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (0, self.scope.is_done().then_some(0))
+    }
+}
+
+impl FusedStream for Campaign {
+    fn is_terminated(&self) -> bool {
+        self.scope.is_done()
+    }
+}
+
+impl fmt::Debug for Campaign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Campaign")
+            .field("key", self.candidate.options.key())
+            .field("scope", &self.scope)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Future of [`Campaign::resign`](crate::stream::Campaign::resign).
+pub type Resign = Operation<()>;
+
+/// Future of [`Lock::lead`](crate::Lock::lead).
+///
+/// `Send` if the closure, the work and its output are: it keeps the value while the release runs.
+#[pin_project]
+#[must_use = "futures do nothing unless polled"]
+pub struct Lead<F, Fut: Future> {
+    /// Before the lock: the destructors of what it captured run under it.
+    begin: F,
+    #[pin]
+    scoped: Scoped<Fut, Fut::Output>,
+    candidate: Candidate,
+}
+
+impl<F, Fut> Future for Lead<F, Fut>
+where
+    F: FnMut(LeaseView) -> Fut,
+    Fut: Future,
+{
+    type Output = Result<Fut::Output, LockError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        loop {
+            ready!(this.candidate.poll_pause(cx));
+            let mut begin = Some(&mut *this.begin);
+            match ready!(this.scoped.as_mut().poll_future(cx, &mut begin)) {
+                Ok(value) => return Poll::Ready(Ok(value)),
+                Err(error) => {
+                    let scope = this.candidate.retry(error)?;
+                    this.scoped.as_mut().restart(scope);
+                }
+            }
+        }
+    }
+}
+
+impl<F, Fut> FusedFuture for Lead<F, Fut>
+where
+    F: FnMut(LeaseView) -> Fut,
+    Fut: Future,
+{
+    fn is_terminated(&self) -> bool {
+        self.scoped.is_done()
+    }
+}
+
+impl<F, Fut: Future> fmt::Debug for Lead<F, Fut> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Lead").field(&self.scoped.scope).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::{FutureExt, StreamExt};
+
+    use super::*;
+
+    #[test]
+    fn without_a_registry_there_is_nothing_to_campaign_for() {
+        let mut campaign = Lock::new(None, "k").leadership();
+        let told = campaign.next().now_or_never();
+        assert!(
+            matches!(
+                told,
+                Some(Some(Leadership::Ended(LockError::NoRegistry { .. })))
+            ),
+            "{told:?}"
+        );
+        assert!(
+            campaign
+                .next()
+                .now_or_never()
+                .expect("it is over")
+                .is_none()
+        );
+    }
+}

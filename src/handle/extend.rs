@@ -1,0 +1,67 @@
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::try_join_all;
+use tokio::time::{Instant, timeout};
+
+use crate::base::limits::TTL;
+use crate::base::{LockError, LossCause, Operation, StoreError};
+use crate::engine::{Engine, Phase};
+use crate::handle::LeaseView;
+
+/// Future of [`Lease::extend`](crate::Lease::extend).
+pub type Extend = Operation<Result<Instant, LockError>>;
+
+/// Returns the deadline once the store has confirmed that the lease lasts `ttl` from now: of several keys, each.
+pub(crate) async fn extend(
+    engine: Arc<Engine>,
+    view: LeaseView,
+    ttl: Duration,
+) -> Result<Instant, LockError> {
+    let members = view.members().iter();
+    try_join_all(members.map(|member| extend_one(&engine, member, ttl))).await?;
+    Ok(view.deadline())
+}
+
+async fn extend_one(engine: &Engine, view: &LeaseView, ttl: Duration) -> Result<(), LockError> {
+    let caller = view.caller();
+    let key = || caller.key().clone();
+    // Also for a lease that its holder has ended.
+    let over = || {
+        view.loss().unwrap_or_else(|| LockError::Lost {
+            key: key(),
+            token: view.told_token(),
+            cause: LossCause::Ended,
+        })
+    };
+    if !TTL.contains(&ttl) {
+        return Err(LockError::InvalidTtl { key: key(), ttl });
+    }
+    engine.note_runtime();
+    let until = engine.extend(caller, ttl).ok_or_else(over)?;
+    let watch = caller.watch(true);
+    let mut confirmed = pin!(poll_fn(|cx| {
+        // Before the look, or an answer between the two would wake nobody.
+        watch.register(cx.waker());
+        if !matches!(caller.phase(), Phase::Held { .. }) || view.loss().is_some() {
+            Poll::Ready(Err(over()))
+        } else if caller.deadline() >= until {
+            Poll::Ready(Ok(()))
+        } else {
+            Poll::Pending
+        }
+    }));
+    // A store that answers at once needs no timer.
+    if let Some(confirmed) = confirmed.as_mut().now_or_never() {
+        return confirmed;
+    }
+    let confirmed = timeout(engine.settings.response_timeout, confirmed).await;
+    confirmed.unwrap_or_else(|_| {
+        let source = StoreError::new("no answer in time");
+        Err(LockError::Store { key: key(), source })
+    })
+}

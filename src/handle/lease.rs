@@ -1,0 +1,699 @@
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::task::AtomicWaker;
+use smallvec::SmallVec;
+use tokio::runtime::{Handle, Id};
+use tokio::time::Instant;
+
+use crate::base::{LockError, LossCause, OnFinish, Operation, Token};
+use crate::engine::{Engine, Phase, ViewContext, WaiterState};
+use crate::handle::detached::DetachedLease;
+use crate::handle::extend::{Extend, extend};
+use crate::handle::options::LockOptions;
+use crate::handle::verify_lease::{Verify, verify};
+use crate::turnstile::LeaseEnd;
+
+/// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
+/// [`on_finish`](crate::Lock::on_finish) lets the key expire, or keeps it for a time.
+///
+/// Made by [`Lock::lease`](crate::Lock::lease), `lease_within` and `lease_once`. [`release`](Self::release) reports
+/// whether the lease was valid to the end; a drop does not wait and reports nothing. If a lease is dropped just before
+/// the runtime ends, nobody releases it and it lasts for its ttl: end a program with `release().await` or
+/// [`LockRegistry::shutdown`](crate::LockRegistry::shutdown).
+///
+/// # Examples
+///
+/// ```
+/// use lockstream::LockRegistry;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+/// let locks = LockRegistry::in_memory();
+/// let lease = locks.obtain("till").lease().await?;
+/// println!("fencing token {}", lease.token());
+/// lease.release().await?;
+/// # Ok(()) }
+/// ```
+#[must_use = "dropping a Lease releases the lock"]
+#[clippy::has_significant_drop]
+#[derive(Debug)]
+pub struct Lease {
+    engine: Arc<Engine>,
+    view: LeaseView,
+    /// Whether it has left the lease already, which others may share.
+    parted: bool,
+    on_finish: OnFinish,
+}
+
+/// A view of a lease, which cannot release it: for work that needs the fencing token, the deadline, or the loss.
+#[derive(Clone)]
+pub struct LeaseView {
+    /// A view does not keep the registry alive.
+    view_context: Arc<ViewContext>,
+    caller: Arc<WaiterState>,
+    token: Token,
+    /// If it is a lease of several keys: `caller` and `token` are those of the first.
+    group: Option<Arc<Group>>,
+}
+
+/// The leases of several keys that are one lease.
+struct Group {
+    /// The name of all keys.
+    key: Arc<str>,
+    members: Vec<LeaseView>,
+    /// What is cancelled at the first loss.
+    #[cfg(feature = "tokio-util")]
+    cancellation: std::sync::OnceLock<crate::engine::Cancellation>,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        caller: Arc<WaiterState>,
+        token: Token,
+        on_finish: OnFinish,
+    ) -> Self {
+        let view_context = engine.view_context.clone();
+        Self {
+            engine,
+            view: LeaseView {
+                view_context,
+                caller,
+                token,
+                group: None,
+            },
+            on_finish,
+            parted: false,
+        }
+    }
+
+    /// The lease of several keys, from the views of their leases.
+    pub(crate) fn of_group(options: &LockOptions, members: Vec<LeaseView>) -> Self {
+        let engine = options.registry().clone();
+        let renewals = options.renewals();
+        // While the last key was waited for, the watchdog has renewed the others. From now on keys are kept.
+        if renewals != u32::MAX || options.on_finish != OnFinish::Release {
+            for member in &members {
+                engine.restart(&member.caller, renewals, options.on_finish);
+            }
+        }
+        let callers: Vec<_> = members.iter().map(|it| it.caller.clone()).collect();
+        // Work that loses a key has not succeeded.
+        let at_loss = match options.is_conditional {
+            true => OnFinish::Release,
+            false => options.on_finish,
+        };
+        engine.unite(&callers, at_loss);
+        let first = members.first().expect("a group has several keys").clone();
+        let group = Group {
+            key: options.key().clone(),
+            members,
+            #[cfg(feature = "tokio-util")]
+            cancellation: std::sync::OnceLock::new(),
+        };
+        Self {
+            engine,
+            view: LeaseView {
+                group: Some(Arc::new(group)),
+                ..first
+            },
+            on_finish: options.on_finish,
+            parted: false,
+        }
+    }
+
+    /// The view, for a guard that takes over.
+    pub(crate) fn into_view(mut self) -> LeaseView {
+        self.parted = true;
+        self.view.clone()
+    }
+
+    /// Another guard of the lease around the caller, if it is still held.
+    pub(crate) fn share(
+        engine: Arc<Engine>,
+        caller: Arc<WaiterState>,
+        on_finish: OnFinish,
+    ) -> Option<Self> {
+        let token = caller.join(engine.view_context.clock.now())?;
+        Some(Self::new(engine, caller, token, on_finish))
+    }
+
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        self.view.key()
+    }
+
+    /// The fencing token: strictly greater for every later lease of this key.
+    pub fn token(&self) -> Token {
+        self.view.token()
+    }
+
+    /// The fencing token of one of the keys; see [`LeaseView::token_of`].
+    pub fn token_of(&self, key: &str) -> Option<Token> {
+        self.view.token_of(key)
+    }
+
+    /// The owner of this lease in the store; see [`LeaseView::owner`].
+    pub fn owner(&self) -> Option<String> {
+        self.view.owner()
+    }
+
+    /// The owner of one of the keys; see [`LeaseView::owner_of`].
+    pub fn owner_of(&self, key: &str) -> Option<String> {
+        self.view.owner_of(key)
+    }
+
+    /// The time until which nobody else can hold the key, on our own clock. Each renewal moves it later. It may move
+    /// earlier after the machine was suspended, since suspended time counts.
+    pub fn deadline(&self) -> Instant {
+        self.view.deadline()
+    }
+
+    /// Whether the lease is held and its deadline has not passed. False after a shutdown of its registry.
+    pub fn is_valid(&self) -> bool {
+        self.view.is_valid()
+    }
+
+    /// Asks the store whether it still has this lease, and prolongs nothing. [`is_valid`](Self::is_valid) looks at our own
+    /// clock alone: it cannot know that somebody has deleted the key, or [released it by
+    /// force](crate::LockRegistry::force_release), until the next renewal.
+    ///
+    /// `Ok` says that the store had the lease when it answered. It proves nothing for later: fence what must not be
+    /// written by a stale holder.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if it is gone, or over: the lease is lost from then on, as if a renewal had found out.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: then it is not known.
+    /// [`LockError::Closed`] if the registry was shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, it has changed nothing.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("till").lease().await?;
+    /// lease.verify().await?;
+    /// let owner = lease.owner().expect("it is held");
+    /// locks.force_release("till", &owner).await?;
+    /// assert!(lease.verify().await.is_err_and(|error| error.is_lost()));
+    /// assert!(!lease.is_valid());
+    /// # Ok(()) }
+    /// ```
+    pub fn verify(&self) -> Verify {
+        self.view.verify()
+    }
+
+    /// Resolves when the lease is lost; see [`LeaseView::lost`].
+    pub fn lost(&self) -> Lost {
+        self.view.lost()
+    }
+
+    /// A view of this lease, to hand to the work.
+    #[must_use]
+    pub fn view(&self) -> LeaseView {
+        self.view.clone()
+    }
+
+    /// Extends the lease to at least `ttl` from now (10 ms to 24 h); it never gets shorter. Resolves to the new
+    /// deadline.
+    ///
+    /// For fixed and renewed leases. A renewed lease is renewed to its own ttl afterwards. If this process crashes,
+    /// others wait until the extended end. The next lease of the key has its own ttl.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidTtl`] before anything is sent. [`LockError::Lost`] if the lease is over
+    /// before the store has answered, [`LockError::Closed`] if its registry was shut down. [`LockError::Store`] if no
+    /// answer came within the registry's response time-out: the extension is still retried as long as the lease lasts.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its first poll, it has done nothing. Once polled, the extension goes on if the future is
+    /// dropped.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let lease = locks.obtain("import").ttl(Duration::from_secs(10)).lease().await?;
+    /// // More rows than expected.
+    /// let deadline = lease.extend(Duration::from_secs(60)).await?;
+    /// assert_eq!(deadline, lease.deadline());
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
+    pub fn extend(&self, ttl: Duration) -> Extend {
+        Operation::new(extend(self.engine.clone(), self.view(), ttl))
+    }
+
+    /// Gives up the lease without releasing it, so that another process may [adopt](crate::LockRegistry::adopt) it.
+    /// Nothing is sent, renewal stops, and the key stays in the store for the rest of its ttl.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidSetting`] for a lease of [several keys](crate::LockRegistry::obtain_all). It is released then.
+    ///
+    /// # What follows
+    ///
+    /// Others that [share](crate::Lock::reentrant) the lease lose it then. A renewal in flight may prolong the key
+    /// once more. If the lease is over already, adopting it yields [`LockError::Lost`].
+    ///
+    /// # Examples
+    ///
+    /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
+    pub fn detach(self) -> Result<DetachedLease, LockError> {
+        let key = self.view.whole_key().clone();
+        if self.view.group.is_some() {
+            drop(self.release());
+            return Err(LockError::InvalidSetting {
+                key,
+                setting: "detach",
+                reason: "is for locks of one key only",
+            });
+        }
+        let now = self.view.view_context.clock.now();
+        let left = self.view.caller.deadline().saturating_sub(now);
+        let owner = self.engine.detach(&self.view.caller);
+        let mode = self.view.caller.mode();
+        Ok(DetachedLease::new(key, owner, mode, self.view.token, left))
+    }
+
+    /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever
+    /// [`Lock::on_finish`](crate::Lock::on_finish) says.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lease was over before. [`LockError::Store`] if the store could not be told until the
+    /// deadline: the key expires then, within the drift (1 % of the ttl and 2 ms) and one round trip.
+    /// [`LockError::Closed`] after a shutdown.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, polled or not, the release goes on in the background.
+    #[must_use = "the lock is released in the background; await this to know that it was"]
+    pub fn release(mut self) -> LeaseRelease {
+        self.on_finish = OnFinish::Release;
+        self.finish()
+    }
+
+    /// Ends the lease as its lock's [`on_finish`](crate::Lock::on_finish) says, and waits until the store has confirmed
+    /// it: as a drop, but it tells whether the lease was valid to the end. It releases the lock, or
+    /// [keeps](OnFinish::KeepFor) the key; a key that is [left to expire](OnFinish::LetExpire) needs no call.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`release`](Self::release).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, polled or not, the end goes on in the background.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{LockRegistry, OnFinish};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # async fn report() -> Result<(), std::io::Error> { Ok(()) }
+    /// let locks = LockRegistry::in_memory();
+    /// let hourly = OnFinish::KeepFor(Duration::from_secs(59 * 60));
+    /// let Some(lease) = locks.obtain("report").on_finish(hourly).lease_once().await? else {
+    ///     return Ok(());
+    /// };
+    /// match report().await {
+    ///     // Done for this hour.
+    ///     Ok(()) => lease.finish().await?,
+    ///     // Another may try.
+    ///     Err(_) => lease.release().await?,
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "the lease is ended in the background; await this to know that it was"]
+    pub fn finish(mut self) -> LeaseRelease {
+        Operation::new(async move {
+            // Before it leaves: after that the other holders may end the lease at any moment.
+            let loss = self.is_shared().then(|| self.view.loss()).flatten();
+            let mut parted = SmallVec::<[_; 1]>::new();
+            self.part(|caller| parted.push(caller.clone()));
+            let mut result = loss.map_or(Ok(()), Err);
+            // All of them are being released by now.
+            for caller in parted {
+                result = result.and(ended(&caller).await);
+            }
+            result
+        })
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// The last handle of the lock that holds it is dropped.
+    pub(crate) fn dropped_while_held(&self) {
+        for member in self.view.members() {
+            self.engine.dropped_while_held(&member.caller);
+        }
+    }
+
+    pub(crate) fn caller(&self) -> &Arc<WaiterState> {
+        &self.view.caller
+    }
+
+    pub(crate) fn on_finish(&self) -> OnFinish {
+        self.on_finish
+    }
+
+    /// The lock's `on_finish` is only for work that succeeds, so until then the key is to be released. Returns false if
+    /// it shares the lease of a lock around it, whose `on_finish` holds.
+    pub(crate) fn make_conditional(&self) -> bool {
+        let is_own = !self.is_shared();
+        if is_own {
+            self.await_success(true);
+        }
+        is_own
+    }
+
+    /// The work has succeeded for which alone the lock's `on_finish` is. It holds for those, too, who share the lease
+    /// and may end it later.
+    pub(crate) fn succeed(&self) {
+        self.await_success(false);
+    }
+
+    fn await_success(&self, awaits: bool) {
+        for member in self.view.members() {
+            member.caller.await_success(awaits);
+        }
+    }
+
+    /// Whether the lock stays held when this guard goes, because others share its lease.
+    pub(crate) fn is_shared(&self) -> bool {
+        let mut members = self.view.members().iter();
+        members.any(|member| member.caller.is_shared())
+    }
+
+    /// Whether its key stays in the store when it ends.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.on_finish != OnFinish::Release
+    }
+
+    /// Leaves the lease, once. The last one that shares it ends it: `ended` is told whose leases that are.
+    fn part(&mut self, mut ended: impl FnMut(&Arc<WaiterState>)) {
+        if std::mem::replace(&mut self.parted, true) {
+            return;
+        }
+        if self.view.group.is_some() {
+            for member in self.view.members() {
+                member.caller.leave_group();
+            }
+        }
+        for member in self.view.members() {
+            if member.caller.part() {
+                self.engine.finish(&member.caller, self.on_finish);
+                ended(&member.caller);
+            }
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.part(|_| ());
+    }
+}
+
+/// Waits until the store has answered to the end of a lease.
+async fn ended(caller: &WaiterState) -> Result<(), LockError> {
+    let ended = poll_fn(|cx| match caller.phase_or_wake(cx.waker()) {
+        Phase::Finished { token, end } | Phase::Ended { token, end } => Poll::Ready((token, end)),
+        _ => Poll::Pending,
+    });
+    let (token, end) = ended.await;
+    let key = caller.key().clone();
+    match end {
+        LeaseEnd::Released => Ok(()),
+        LeaseEnd::Lost(cause) => Err(LockError::Lost { key, token, cause }),
+        LeaseEnd::Closed => Err(LockError::Closed { key }),
+        LeaseEnd::Failed(source) => Err(LockError::Store { key, source }),
+    }
+}
+
+impl LeaseView {
+    /// The name of what is locked: of several keys, that of [`obtain_all`](crate::LockRegistry::obtain_all).
+    pub fn key(&self) -> &str {
+        self.whole_key()
+    }
+
+    fn whole_key(&self) -> &Arc<str> {
+        match &self.group {
+            Some(group) => &group.key,
+            None => self.caller.key(),
+        }
+    }
+
+    /// The leases of its keys.
+    pub(crate) fn members(&self) -> &[Self] {
+        match &self.group {
+            Some(group) => &group.members,
+            None => std::slice::from_ref(self),
+        }
+    }
+
+    /// What the tokens of this lease have in common.
+    #[cfg(feature = "tokio-util")]
+    pub(crate) fn cancellation(&self) -> &std::sync::OnceLock<crate::engine::Cancellation> {
+        match &self.group {
+            Some(group) => &group.cancellation,
+            None => &self.caller.cancellation,
+        }
+    }
+
+    /// A caller waits for the loss of this lease: the timer must run, also if the runtime of the lease ends (D7).
+    pub(crate) fn note_runtime(&self) {
+        if let Some(engine) = self.view_context.engine.upgrade() {
+            engine.note_runtime();
+        }
+    }
+
+    /// The fencing token: strictly greater for every later lease of this key. Of several keys, that of the first.
+    pub fn token(&self) -> Token {
+        let see = |member: &Self| member.see_token();
+        self.members().first().map_or(self.token, see)
+    }
+
+    /// The token for logs and errors.
+    pub(crate) fn told_token(&self) -> Token {
+        self.token
+    }
+
+    /// The token of a lease of one key, which may fence a transaction from now on.
+    pub(crate) fn see_token(&self) -> Token {
+        if self.view_context.fence.is_some()
+            && self.caller.see_token()
+            && let Some(engine) = self.view_context.engine.upgrade()
+        {
+            engine.forbid_passes(&self.caller);
+        }
+        self.token
+    }
+
+    /// The fencing token of one of the keys of [`obtain_all`](crate::LockRegistry::obtain_all). `None` for another key.
+    pub fn token_of(&self, key: &str) -> Option<Token> {
+        let mut members = self.members().iter();
+        let member = members.find(|member| **member.caller.key() == *key);
+        member.map(Self::see_token)
+    }
+
+    /// The owner under which the store has this lease, `<instance>:<sequence>`: what
+    /// [`Lock::inspect`](crate::Lock::inspect) shows as [`InspectedHolder::owner`](crate::InspectedHolder::owner) while it
+    /// is held. Of several keys, that of the first. `None` once the lease is over, or its registry dropped.
+    pub fn owner(&self) -> Option<String> {
+        self.members().first().and_then(Self::own_owner)
+    }
+
+    /// The owner of one of the keys of [`obtain_all`](crate::LockRegistry::obtain_all). `None` for another key, too.
+    pub fn owner_of(&self, key: &str) -> Option<String> {
+        let mut members = self.members().iter();
+        let member = members.find(|member| **member.caller.key() == *key);
+        member.and_then(Self::own_owner)
+    }
+
+    fn own_owner(&self) -> Option<String> {
+        let engine = self.view_context.engine.upgrade()?;
+        let owned = engine.owner_of(&self.caller);
+        let (_, owner) = owned.filter(|_| self.own_loss().is_none())?;
+        Some(owner)
+    }
+
+    /// The registry, if it is still there.
+    pub(crate) fn engine(&self) -> Result<Arc<Engine>, LockError> {
+        let key = self.whole_key().clone();
+        let engine = self.view_context.engine.upgrade();
+        engine.ok_or(LockError::Closed { key })
+    }
+
+    /// The time until which nobody else can hold the key, on our own clock. It may move earlier after the machine was
+    /// suspended, since suspended time counts. Of several keys, the earliest.
+    pub fn deadline(&self) -> Instant {
+        let deadlines = self.members().iter().map(|member| member.caller.deadline());
+        let earliest = deadlines.min().unwrap_or_default();
+        self.view_context.clock.instant(earliest)
+    }
+
+    /// Whether the lease is held and its deadline has not passed. False once it is being released, and after a
+    /// shutdown of its registry.
+    pub fn is_valid(&self) -> bool {
+        self.view_context.ensure_timer();
+        let now = self.view_context.clock.now();
+        self.members()
+            .iter()
+            .all(|member| member.caller.is_held(now))
+    }
+
+    /// Asks the store whether it still has this lease, and prolongs nothing. [`is_valid`](Self::is_valid) looks at our own
+    /// clock alone: it cannot know that somebody has deleted the key, or [released it by
+    /// force](crate::LockRegistry::force_release), until the next renewal.
+    ///
+    /// `Ok` says that the store had the lease when it answered. It proves nothing for later: fence what must not be
+    /// written by a stale holder.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if it is gone, or over: the lease is lost from then on, as if a renewal had found out.
+    /// [`LockError::Store`] if no answer came within the registry's response time-out: then it is not known.
+    /// [`LockError::Closed`] if the registry was shut down.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped at any time, it has changed nothing.
+    pub fn verify(&self) -> Verify {
+        Operation::new(verify(self.clone()))
+    }
+
+    /// Resolves to the error when the lease is lost ([`LockError::Lost`]) or its registry is shut down
+    /// ([`LockError::Closed`]), also if that happened before this call, or if only the release found the loss. It
+    /// never resolves after any other release, nor after the lease was [detached](Lease::detach) or left to expire.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping it has no effect.
+    pub fn lost(&self) -> Lost {
+        Lost {
+            view: self.clone(),
+            watch: None,
+            runtime: None,
+        }
+    }
+
+    pub(crate) fn caller(&self) -> &Arc<WaiterState> {
+        &self.caller
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn context(&self) -> &ViewContext {
+        &self.view_context
+    }
+
+    /// How the lease ended under its holder, if it did. Of several keys, the first that is lost.
+    pub(crate) fn loss(&self) -> Option<LockError> {
+        self.view_context.ensure_timer();
+        self.members().iter().find_map(Self::own_loss)
+    }
+
+    fn own_loss(&self) -> Option<LockError> {
+        let key = self.caller.key().clone();
+        match self.caller.phase() {
+            Phase::Closing { .. }
+            | Phase::Ended {
+                end: LeaseEnd::Closed,
+                ..
+            } => Some(LockError::Closed { key }),
+            Phase::Ended {
+                token,
+                end: LeaseEnd::Lost(cause),
+            }
+            | Phase::Finished {
+                token,
+                end: LeaseEnd::Lost(cause),
+            } => Some(LockError::Lost { key, token, cause }),
+            Phase::Ended { token, .. } => {
+                let cause = LossCause::Ended;
+                Some(LockError::Lost { key, token, cause })
+            }
+            // The deadline is proved on our own clock, whether or not the timer has run.
+            Phase::Held { token } if self.view_context.clock.now() >= self.caller.deadline() => {
+                let engine = self.view_context.engine.upgrade();
+                let cause = engine.map_or(LossCause::RegistryFailed, |engine| {
+                    engine.cause_of_expiry(&self.caller)
+                });
+                Some(LockError::Lost { key, token, cause })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for LeaseView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseView")
+            .field("key", &self.key())
+            .field("token", &self.token)
+            .field("valid", &self.is_valid())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Future of [`LeaseView::lost`] and [`Lease::lost`]; resolves to the error.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Lost {
+    view: LeaseView,
+    watch: Option<Arc<AtomicWaker>>,
+    /// Where it was polled last.
+    runtime: Option<Id>,
+}
+
+impl Future for Lost {
+    type Output = LockError;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<LockError> {
+        let this = &mut *self;
+        if let Some(loss) = this.view.loss() {
+            return Poll::Ready(loss);
+        }
+        let view = &this.view;
+        let runtime = Handle::try_current().ok().map(|runtime| runtime.id());
+        if this.runtime != runtime {
+            this.runtime = runtime;
+            view.note_runtime();
+        }
+        let watch = this.watch.get_or_insert_with(|| {
+            let waker = Arc::default();
+            for member in view.members() {
+                member.caller.watch_with(&waker, false);
+            }
+            waker
+        });
+        // Watch first, look again, and only then wait: else a loss between the look and the
+        // watching would wake nobody.
+        watch.register(cx.waker());
+        match this.view.loss() {
+            Some(loss) => Poll::Ready(loss),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// Future of [`Lease::release`].
+pub type LeaseRelease = Operation<Result<(), LockError>>;

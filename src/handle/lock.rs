@@ -1,0 +1,644 @@
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+#[cfg(doc)]
+use crate::base::LockError;
+use crate::base::{OnFinish, OnLost, Operation, Renewal, Repeat};
+use crate::engine::Engine;
+use crate::handle::LeaseView;
+use crate::handle::acquire::{AcquireLease, Acquiring, LeaseOnce};
+use crate::handle::extend::extend;
+use crate::handle::inspect::{Inspect, inspect};
+use crate::handle::manual::{Acquire, ExtendHeld, LeaseSlot, Release, acquire};
+use crate::handle::options::{LockOptions, Sharing};
+
+/// A handle to a named lock. It does nothing until it is acquired.
+///
+/// Made by [`obtain`](crate::LockRegistry::obtain), which does no I/O and cannot fail. An invalid key
+/// or setting is reported at the first poll of any future that the handle makes.
+///
+/// **A handle is one caller, and a clone is another**: what one clone acquired, another neither holds nor releases. The
+/// same goes for the handle that a setter returns. So give each task a clone of its own. A handle that several tasks
+/// share, as `&Lock` or `Arc<Lock>`, makes clones for [`with_lock`](crate::FutureLockExt::with_lock), and its guards
+/// ([`lease`](Self::lease)) are callers of their own. But [`acquire`](Self::acquire) and [`release`](Self::release) on
+/// it are those of one caller. A lock is not reentrant unless [`reentrant`](Self::reentrant) was called.
+///
+/// Most work needs none of the methods here, only [`with_lock`](crate::FutureLockExt::with_lock).
+///
+/// A handle is cheap: setters allocate nothing, and nothing is sent before it is acquired.
+#[must_use = "a Lock does nothing until it is acquired"]
+pub struct Lock {
+    options: LockOptions,
+    /// Made by the first `acquire` or `release`: most handles are never acquired by hand.
+    slot: OnceLock<Arc<LeaseSlot>>,
+}
+
+impl Lock {
+    pub(crate) fn new(engine: Option<Arc<Engine>>, key: &str) -> Self {
+        Self::with_options(LockOptions::new(engine, key))
+    }
+
+    /// A lock of all these keys.
+    #[track_caller]
+    pub(crate) fn of_all<K: AsRef<str>>(
+        engine: Option<Arc<Engine>>,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Self {
+        Self::with_options(LockOptions::of_all(engine, keys))
+    }
+
+    fn with_options(options: LockOptions) -> Self {
+        Self {
+            options,
+            slot: OnceLock::new(),
+        }
+    }
+
+    /// The options of a lock that is used up, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn into_options(self) -> LockOptions {
+        self.options.asked_here()
+    }
+
+    /// The options of a lock that stays, asked for where the caller's caller stands.
+    #[track_caller]
+    pub(crate) fn options_here(&self) -> LockOptions {
+        self.options.clone().asked_here()
+    }
+
+    fn set(mut self, set: impl FnOnce(&mut LockOptions)) -> Self {
+        set(&mut self.options);
+        Self::with_options(self.options)
+    }
+
+    #[track_caller]
+    fn acquiring(&self, wait: Option<Duration>) -> Acquiring {
+        let mut options = self.options_here();
+        options.wait = wait.or(options.wait);
+        Acquiring::new(options)
+    }
+
+    #[track_caller]
+    fn acquire_into_slot(&self, wait: Option<Duration>) -> Acquire {
+        let acquiring = LeaseOnce(self.acquiring(wait));
+        Operation::new(acquire(acquiring, self.slot()))
+    }
+
+    fn slot(&self) -> Arc<LeaseSlot> {
+        self.slot.get_or_init(Arc::default).clone()
+    }
+
+    /// How long to wait for the lock while others hold it. Default: the registry's, 30 s.
+    ///
+    /// [`Duration::ZERO`] asks once and does not queue; [`Duration::MAX`] waits for ever. The store's
+    /// first answer is awaited for one response time-out even if the wait is shorter, and counts if it
+    /// comes after the wait. A store that does not answer is [`LockError::Store`](crate::LockError::Store),
+    /// not busy.
+    /// [`acquire_within`](Self::acquire_within) and [`lease_within`](Self::lease_within) have a wait
+    /// of their own.
+    pub fn wait(self, wait: Duration) -> Self {
+        self.set(|options| options.wait = Some(wait))
+    }
+
+    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
+    ///
+    /// A ttl that is set here is the whole length of the lease: unlike others, the lease is not
+    /// renewed unless [`renewal`](Self::renewal) says so, and work that runs longer loses the lock.
+    /// The usable part is 1 % and 2 ms shorter, to allow for clock drift. A server keeps whole
+    /// milliseconds.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.set(|options| options.ttl = Some(ttl))
+    }
+
+    /// Whether the lease is renewed while it is held. Default: [`Renewal::off`] if
+    /// [`ttl`](Self::ttl) was set, otherwise the registry's, which is [`Renewal::watchdog`].
+    pub fn renewal(self, renewal: Renewal) -> Self {
+        self.set(|options| options.renewal = Some(renewal))
+    }
+
+    /// How to retry on a store that cannot notify waiters; see [`Repeat`].
+    pub fn repeat(self, repeat: Repeat) -> Self {
+        self.set(|options| options.repeat = Some(repeat))
+    }
+
+    /// What happens to work under this lock whose lease is lost while it runs. Default:
+    /// [`OnLost::Stop`].
+    pub fn on_lost(self, on_lost: OnLost) -> Self {
+        self.set(|options| options.on_lost = on_lost)
+    }
+
+    /// Lets this lock be acquired inside work that already holds it: nested in the work of a
+    /// [`with_lock`](crate::FutureLockExt::with_lock) or [`with_lease`](Self::with_lease) on the
+    /// same key through the same registry, it shares that lease at once, without a call to the
+    /// store. Without this setting a nested lock waits until its `wait` is over, since the work
+    /// around it cannot go on (builds with debug assertions log a warning with both places).
+    ///
+    /// Call it on the *inner* lock; the outer one needs no setting. Inside of nothing it is a lock like any other;
+    /// [`nested`](Self::nested) is an error there.
+    ///
+    /// # What is inside
+    ///
+    /// A lock is inside if its first poll happens while the outer work, or stream, is polled in the
+    /// same task. That includes `join!`, `select!`, boxed futures, `FuturesUnordered`, streams in
+    /// streams, and a task that moves between threads. If the outer lease is over, the lock queues
+    /// like any other. Not inside are:
+    ///
+    /// - what is given to `tokio::spawn`, and the tasks of a runtime or a `LocalSet` in the work;
+    /// - what is done with a stream's items between two polls of it: put that into the stream,
+    ///   `rows.then(…).with_lock(lock)`;
+    /// - code next to a guard ([`lease`](Self::lease)) or a handle that holds
+    ///   ([`acquire`](Self::acquire)): only combinators say where their work begins and ends. If a guard of the same
+    ///   task holds the key for the whole wait, builds with debug assertions log a warning when that is over;
+    /// - another process, another registry, another key.
+    ///
+    /// # What is shared
+    ///
+    /// **Those who share a lease do not exclude each other**: two branches of a `join!` inside, each
+    /// under the nested lock, run concurrently. All see one token, one deadline and one
+    /// [`lost()`](LeaseView::lost). The ttl, the renewal and [`on_finish`](Self::on_finish) are those
+    /// of the outermost lock, whatever was set on the nested one. After a loss each combinator
+    /// follows its own [`on_lost`](Self::on_lost).
+    ///
+    /// The lock is released when the last one that shares the lease is gone. That is usually the
+    /// outermost, but a guard or a handle that was carried out of the work keeps the lock until it is
+    /// dropped. A release by one that is not the last resolves at once, and says whether the lease is
+    /// still valid. A handle has one slot and does not count: what it acquired twice, one
+    /// [`release`](Self::release) gives back.
+    ///
+    /// Only an exclusive lease is shared. Inside a [reader](Self::shared) or a [permit](Self::permits) of the key an
+    /// exclusive lock is [`LockError::InvalidSetting`]: an upgrade would wait for the work around it.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockError, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// async fn book(locks: &LockRegistry, sum: i64) -> Result<i64, LockError> {
+    ///     // Alone, or as a part of a larger operation on the same account.
+    ///     let account = locks.obtain("account:7").reentrant();
+    ///     async { sum }.with_lock(account).await
+    /// }
+    ///
+    /// let locks = LockRegistry::in_memory();
+    /// book(&locks, 10).await?;
+    /// let both = async { tokio::try_join!(book(&locks, 10), book(&locks, -10)) };
+    /// let booked = both.try_with_lock(locks.obtain("account:7")).await?;
+    /// assert_eq!(booked, (10, -10));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A guard that shares the lease sees what the outermost sees:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("row:7");
+    /// let nested = lock.clone().reentrant();
+    /// lock.try_with_lease(async |outer| {
+    ///     let inner = nested.lease().await?;
+    ///     assert_eq!(inner.token(), outer.token());
+    ///     inner.release().await?; // not the last, so the lock is held on
+    ///     assert!(outer.is_valid());
+    ///     Ok::<_, lockstream::LockError>(())
+    /// })
+    /// .await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn reentrant(self) -> Self {
+        self.set(|options| options.reentrant = true)
+    }
+
+    /// As [`reentrant`](Self::reentrant), and it must find a lease to share: a lock that is never acquired by itself.
+    ///
+    /// For work that is a part of larger work under the lock, and must not run without that. A `reentrant` lock that is
+    /// inside of nothing is a lock like any other, with a token of its own: so it is if the two keys differ by a typo,
+    /// or if the work around it was spawned. This one is an error then.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidSetting`] of each future, if no work around its first poll holds the key, or if that is a reader
+    /// or a permit.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockError, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// async fn post(locks: &LockRegistry, sum: i64) -> Result<i64, LockError> {
+    ///     // Only as a part of a booking, under whose lock the balance was read.
+    ///     async { sum }.with_lock(locks.obtain("account:7").nested()).await
+    /// }
+    ///
+    /// let locks = LockRegistry::in_memory();
+    /// let posted = post(&locks, 10).try_with_lock(locks.obtain("account:7")).await?;
+    /// assert_eq!(posted, 10);
+    /// assert!(post(&locks, 10).await.is_err());
+    /// assert!(post(&locks, 10).try_with_lock(locks.obtain("acount:7")).await.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub fn nested(self) -> Self {
+        self.set(|options| {
+            options.reentrant = true;
+            options.is_nested = true;
+        })
+    }
+
+    /// Makes this a lock for readers: any number of them hold it at a time, and no exclusive one. Nobody overtakes the
+    /// queue, so a writer waits only for the readers before it.
+    ///
+    /// The last of `shared` and [`permits`](Self::permits) counts.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn read() -> u32 { 7 } async fn write() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let both = async {
+    ///     tokio::try_join!(
+    ///         read().with_lock(locks.obtain("doc:7").shared()),
+    ///         read().with_lock(locks.obtain("doc:7").shared()),
+    ///     )
+    /// };
+    /// assert_eq!(both.await?, (7, 7)); // at the same time
+    /// write().with_lock(locks.obtain("doc:7")).await?; // alone
+    /// # Ok(()) }
+    /// ```
+    pub fn shared(self) -> Self {
+        self.set(|options| options.sharing = Sharing::Readers)
+    }
+
+    /// Makes this one of `limit` permits, from 1: at most so many are held at a time, and no exclusive lease of the
+    /// key. A permit whose holder crashes is free when its ttl is over, like any lease.
+    ///
+    /// If callers name different limits, as during a rolling update, each counts all permits that are held, and enters
+    /// when they leave room for it within its own limit. With limits of 4 and 2, a caller with the limit 2 waits until
+    /// at most one permit is held. The queue is one: whoever is in front holds up those behind it.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn resize() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// resize().with_lock(locks.obtain("gpu").permits(4)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn permits(self, limit: u32) -> Self {
+        self.set(|options| options.sharing = Sharing::Permits(limit))
+    }
+
+    /// How much of the limit of [`permits`](Self::permits) this one takes: from 1 to 64, and at most the limit. Default:
+    /// 1.
+    pub fn weight(self, weight: u32) -> Self {
+        self.set(|options| options.weight = Some(weight))
+    }
+
+    /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].
+    ///
+    /// Once an hour, on however many machines (and again if a machine crashes in the middle of it):
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{FutureLockExt, LockRegistry, OnFinish};
+    /// # async fn send_report() -> u32 { 1 }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let hourly = locks
+    ///     .obtain("report")
+    ///     .wait(Duration::ZERO)
+    ///     .on_finish(OnFinish::KeepFor(Duration::from_secs(59 * 60)));
+    /// assert_eq!(send_report().with_lock(&hourly).or_skip().await?, Some(1));
+    /// // Done already, in this hour.
+    /// assert_eq!(send_report().with_lock(&hourly).or_skip().await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub fn on_finish(self, on_finish: OnFinish) -> Self {
+        self.set(|options| options.on_finish = on_finish)
+    }
+
+    /// The name of what is locked.
+    pub fn key(&self) -> &str {
+        self.options.key()
+    }
+
+    /// Reads the state of the lock in the store, without changing it.
+    ///
+    /// The answer may be outdated when it arrives: do not use it to decide whether to work.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store does not answer; [`LockError::Closed`]; an invalid key or
+    /// setting.
+    pub fn inspect(&self) -> Inspect {
+        Operation::new(inspect(self.options.clone()))
+    }
+
+    /// Acquires the lock if it is free now: `true` if this handle holds it from now on, `false` if
+    /// somebody else does.
+    ///
+    /// ```no_run
+    /// # async fn wrong(locks: lockstream::LockRegistry) -> Result<(), lockstream::LockError> {
+    /// if locks.obtain("k").acquire_once().await? { /* WRONG: runs unlocked */ }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The temporary `Lock` in that line is dropped before the body, which releases the lock (and
+    /// warns). Keep the handle in a variable:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("k");
+    /// if lock.acquire_once().await? {
+    ///     // work
+    ///     lock.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store cannot be reached, or does not answer within the registry's
+    /// response time-out; [`LockError::TooSlow`] if answers take longer than a lease lasts;
+    /// [`LockError::HandleInUse`] as by [`acquire`](Self::acquire); [`LockError::QueueFull`] if
+    /// `max_waiters` callers of this registry wait for their first answer; [`LockError::Closed`]; an
+    /// invalid key, ttl or setting.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before it is done, it has taken nothing: a lock that was granted meanwhile is released
+    /// in the background.
+    #[track_caller]
+    #[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
+    pub fn acquire_once(&self) -> Acquire {
+        self.acquire_into_slot(Some(Duration::ZERO))
+    }
+
+    /// Acquires the lock, waiting for it as long as [`wait`](Self::wait) says: `true` if this
+    /// handle holds it from now on, `false` if others held it for the whole wait.
+    ///
+    /// As with [`acquire_once`](Self::acquire_once), `if locks.obtain(k).acquire().await? { … }`
+    /// would run unlocked. An exclusive handle that already holds the lock waits like any other.
+    ///
+    /// # The answer
+    ///
+    /// **The statement `lock.acquire().await?;` goes on without the lock after a wait in vain.** The compiler is silent
+    /// about it: an `if` takes a `bool` and nothing else, and a `bool` that is dropped is no mistake to it. If you want
+    /// an error, use [`lease`](Self::lease). Otherwise let the compiler speak, by its lint `unused_results`:
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// lock.acquire().await?; // error: unused result of type `bool`
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// ```
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// if lock.acquire().await? {
+    ///     // work
+    ///     let _released = lock.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// At run time a [`release`](Self::release) after a `false` logs a warning, unless the handle was asked meanwhile
+    /// whether it [is acquired](Self::is_acquired).
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Store`] if the store could not be reached by the end of the wait;
+    /// [`LockError::HandleInUse`], see below; [`LockError::TooSlow`], [`LockError::QueueFull`],
+    /// [`LockError::Closed`]; an invalid key, ttl or setting.
+    ///
+    /// # One handle, one caller
+    ///
+    /// A handle holds one lease, until its [`release`](Self::release) or until the handle is dropped. So `acquire`
+    /// fails with [`LockError::HandleInUse`] if the handle holds a [reader](Self::shared) or a [permit](Self::permits),
+    /// or is acquiring one. It also fails if the handle's lease was lost and not released yet, be it while this call
+    /// waited: otherwise a late release by whoever lost the lease would free the key under the next holder. `release`
+    /// tells the loss, once. Then the handle can acquire again.
+    ///
+    /// # Cancel safety
+    ///
+    /// Polled by reference in a `select!` loop, it keeps its place in the queue. Dropped, it leaves
+    /// the queue, and a lock that was granted meanwhile is released in the background. If it is
+    /// granted the lock but not polled for a third of the ttl, the lock goes to the next waiter, and
+    /// it queues again when it is polled.
+    #[track_caller]
+    #[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
+    pub fn acquire(&self) -> Acquire {
+        self.acquire_into_slot(None)
+    }
+
+    /// [`acquire`](Self::acquire) with a wait of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire`](Self::acquire).
+    #[track_caller]
+    #[must_use = "futures do nothing unless polled, and the bool that this one yields must be checked: `false` means that the lock is not held"]
+    pub fn acquire_within(&self, wait: Duration) -> Acquire {
+        self.acquire_into_slot(Some(wait))
+    }
+
+    /// Releases what this handle's `acquire` acquired: `Ok(true)` when it is released, `Ok(false)`
+    /// if this handle did not hold the lock. It frees the key whatever
+    /// [`on_finish`](Self::on_finish) says.
+    ///
+    /// `Ok(false)` is no error, so that a loser may clean up as a winner does: it frees nobody else's lock. It logs a
+    /// warning if the last [`acquire`](Self::acquire) of the handle yielded `false`: the work since then had no lock,
+    /// unless its answer was looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lease was over before, reported once; [`LockError::Store`] if the
+    /// store could not be told until the deadline.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped before its first poll, it has done nothing; dropped later, the release goes on in the
+    /// background.
+    #[must_use = "a release that is not polled has done nothing"]
+    pub fn release(&self) -> Release {
+        let (slot, key) = (self.slot(), self.options.key().clone());
+        Operation::new(async move {
+            match slot.take() {
+                Some(lease) => lease.release().await.map(|()| true),
+                None => {
+                    slot.warn_of_refusal(&key);
+                    Ok(false)
+                }
+            }
+        })
+    }
+
+    /// A view of the lease that this handle's `acquire` brought, until it is released: with its token, its deadline, its
+    /// owner in the store, [`lost`](LeaseView::lost) to be told of its loss, and [`verify`](LeaseView::verify). `None` if
+    /// there is none.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("k");
+    /// assert!(lock.acquire().await?);
+    /// let token = lock.view().expect("it was just acquired").token();
+    /// # let _ = token;
+    /// lock.release().await?;
+    /// assert!(lock.view().is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn view(&self) -> Option<LeaseView> {
+        self.slot.get()?.view()
+    }
+
+    /// Extends the lease that this handle's `acquire` brought to at least `ttl` from now (10 ms to 24 h); it never gets
+    /// shorter. Resolves to the new deadline, or to `None` if this handle holds nothing. See
+    /// [`Lease::extend`](crate::Lease::extend).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lease::extend`](crate::Lease::extend).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`Lease::extend`](crate::Lease::extend).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = lockstream::LockRegistry::in_memory();
+    /// let lock = locks.obtain("import").ttl(Duration::from_secs(10));
+    /// assert!(lock.acquire().await?);
+    /// // More rows than expected.
+    /// let deadline = lock.extend(Duration::from_secs(60)).await?;
+    /// assert_eq!(deadline, lock.view().map(|view| view.deadline()));
+    /// lock.release().await?;
+    /// assert_eq!(lock.extend(Duration::from_secs(60)).await?, None);
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
+    pub fn extend(&self, ttl: Duration) -> ExtendHeld {
+        let view = self.view();
+        Operation::new(async move {
+            match view {
+                Some(view) => extend(view.engine()?, view, ttl).await.map(Some),
+                None => Ok(None),
+            }
+        })
+    }
+
+    /// Whether this handle's `acquire` holds the lock now. It becomes false at the lease's deadline,
+    /// and is not about [`lease`](Self::lease), [`lease_within`](Self::lease_within) and
+    /// [`lease_once`](Self::lease_once).
+    pub fn is_acquired(&self) -> bool {
+        self.slot.get().is_some_and(|slot| slot.is_valid())
+    }
+
+    /// Acquires the lock as a guard, waiting for it as long as [`wait`](Self::wait) says.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotAcquired`] if others held it for the whole wait, which
+    /// [`or_skip`](AcquireLease::or_skip) turns into `Ok(None)`; otherwise those of
+    /// [`acquire`](Self::acquire).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire`](Self::acquire).
+    #[track_caller]
+    pub fn lease(&self) -> AcquireLease {
+        AcquireLease(self.acquiring(None))
+    }
+
+    /// [`lease`](Self::lease) with a wait of its own.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`lease`](Self::lease).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire`](Self::acquire).
+    #[track_caller]
+    pub fn lease_within(&self, wait: Duration) -> AcquireLease {
+        AcquireLease(self.acquiring(Some(wait)))
+    }
+
+    /// Acquires the lock as a guard if it is free now; `None` if somebody else holds it.
+    ///
+    /// As a statement, `lock.lease_once().await?;` locks nothing: a guard that is there is dropped at once. The compiler
+    /// is silent, since `if let Some(lease)` takes an [`Option`]; its lint `unused_results` speaks, as with
+    /// [`acquire`](Self::acquire).
+    ///
+    /// ```compile_fail
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// lock.lease_once().await?; // error: unused result of type `Option<Lease>`
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// ```
+    /// #![deny(unused_results)]
+    /// # async fn f(lock: lockstream::Lock) -> Result<(), lockstream::LockError> {
+    /// if let Some(lease) = lock.lease_once().await? {
+    ///     lease.release().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`acquire_once`](Self::acquire_once).
+    ///
+    /// # Cancel safety
+    ///
+    /// That of [`acquire_once`](Self::acquire_once).
+    #[track_caller]
+    pub fn lease_once(&self) -> LeaseOnce {
+        LeaseOnce(self.acquiring(Some(Duration::ZERO)))
+    }
+}
+
+impl Clone for Lock {
+    /// A caller of its own for the same key with the same settings, which holds nothing.
+    fn clone(&self) -> Self {
+        Self::with_options(self.options.clone())
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.key())
+            .field("acquired", &self.is_acquired())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+
+    use super::*;
+    use crate::combinator::FutureLockExt;
+
+    #[test]
+    fn a_reference_is_cloned_once_and_a_setter_makes_no_slot() {
+        let lock = Lock::new(None, "k").wait(Duration::ZERO).reentrant();
+        let before = Arc::strong_count(lock.options.key());
+        let work = ready(()).with_lock(&lock);
+        assert_eq!(Arc::strong_count(lock.options.key()), before + 1);
+        assert!(lock.slot.get().is_none());
+        assert!(lock.clone().slot.get().is_none());
+        drop(work);
+        assert_eq!(Arc::strong_count(lock.options.key()), before);
+    }
+}
