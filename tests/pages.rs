@@ -435,7 +435,7 @@ fn every_file_is_on_the_map_of_its_folder() {
     for folder in [
         "engine",
         "turnstile",
-        "with_lock",
+        "combinator",
         "store/memory",
         "store/quorum",
         "store/redis",
