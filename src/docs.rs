@@ -52,6 +52,7 @@ pub mod guarantees {}
 /// [fairness.md]: crate::docs::fairness
 /// [from-other-libraries.md]: crate::docs::from_other_libraries
 /// [guarantees.md]: crate::docs::guarantees
+/// [lib.rs#features]: crate#features
 /// [operations.md]: crate::docs::operations
 /// [operations.md#access-rights]: crate::docs::operations#access-rights
 /// [operations.md#rotating-credentials]: crate::docs::operations#rotating-credentials

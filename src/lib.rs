@@ -68,20 +68,20 @@
 //!
 //! | feature | default | brings |
 //! |---|---|---|
-//! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`] |
-//! | `postgres` | | `store::PostgresStore`, `LeaseView::fence`: transactions that commit only while a lease holds |
-//! | `backoff` | | `Repeat::backoff`; the `backoff` crate is unmaintained (RUSTSEC-2025-0012) |
-//! | `tls-rustls` | | `rediss://`, PostgreSQL over TLS, and certificates by the builders of their stores |
+//! | `redis` | yes | [`store::RedisStore`], [`LockRegistry::connect`]. Without `redis` and `postgres` the crate has [`store::MemoryStore`], and quorums of it |
+//! | `postgres` | | `store::PostgresStore`; `LeaseView::fence`: transactions that commit only while a lease holds. Ties your version of `tokio-postgres` to ours |
+//! | `tls-rustls` | | `rediss://`, PostgreSQL over TLS, and certificates by the builders of their stores: with rustls and its ring provider |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
-//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client`, `credentials_provider` |
+//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client`, `credentials_provider`. Ties your version of `redis` to ours |
+//! | `backoff` | | `Repeat::backoff`: a policy of the `backoff` crate, which is unmaintained (RUSTSEC-2025-0012) |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |
 //! | `metrics` | | gauges, counters and histograms for the `metrics` facade: see [`LockRegistry::events`] |
-//! | `tokio-util` | | `LeaseView::cancellation_token`: for spawned tasks that must stop when the lease is lost |
-//! | `tower` | | `tower::LockLayer`: a service handles one request a key at a time |
-//! | `http` | | for `tower::LockLayer`: the lease in a request's extensions, a lock to the end of a response's body |
-//! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things |
+//! | `tokio-util` | | `LeaseView::cancellation_token`: spawned tasks stop when the lease is lost. Ties your version of `tokio-util` to ours |
+//! | `tower` | | `tower::LockLayer`: a service (axum, tonic, …) handles one request a key at a time |
+//! | `http` | | for `tower::LockLayer`: the lease in a request's extensions, a lock to the end of a response's body. Brings `tower` |
+//! | `test-util` | | [`verify::StepVerifier`], and the switches of [`store::MemoryStore`] that break things: `expire`, `set_offline`, `set_latency` |
 //!
 //! [`docs`] has the guides: what each fault does, operations, fairness, coming from other libraries, the protocol and how
 //! the crate is built. The README says when not to use a lock at all.
