@@ -53,7 +53,7 @@ pub enum OnFinish {
     /// While the store keeps the key, its owner there is `<instance>+kept:<sequence>`. Waiters, here or elsewhere, get
     /// it when it has expired, or up to 12 s later, as with [`LetExpire`](Self::LetExpire).
     ///
-    /// For a job that starts once an hour, say 59 minutes: less than the period by more than the starts may be early, and
-    /// more than the machines' clocks may differ, or a late machine does it again.
+    /// Choose the period, less the time by which a start may be early, less the difference of the machines' clocks: 59
+    /// minutes, say, for a job that starts once an hour. With a shorter time a late machine does the job again.
     KeepFor(Duration),
 }

@@ -136,8 +136,7 @@ pub enum LockError {
         /// The ttl as it was given.
         ttl: Duration,
     },
-    /// A setting contradicts another one: the ttl is not longer than the time that `min_replicas` of the store gives
-    /// its replicas.
+    /// A setting is out of range, or contradicts another one or the store: `setting` names it, and `reason` says why.
     #[error("invalid setting `{setting}` for lock {key:?}: {reason}")]
     #[non_exhaustive]
     InvalidSetting {

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use crate::base::{LossCause, Token};
 use crate::turnstile::{LeaseEnd, Refusal};
 
@@ -20,8 +22,8 @@ pub(crate) enum Phase {
     Closing { token: Token },
     /// Its lease ended before it released it: lost, or closed.
     Ended { token: Token, end: LeaseEnd },
-    /// It released the lease, and waits for the store's answer.
-    Finishing { token: Token },
+    /// It released the lease, which it had `held` for so long, and waits for the store's answer.
+    Finishing { token: Token, held: Duration },
     /// The store has answered.
     Finished { token: Token, end: LeaseEnd },
 }

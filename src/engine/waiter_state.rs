@@ -67,8 +67,7 @@ struct State {
     watchers: Vec<Watcher>,
     /// The first of its ids, which events and snapshots show.
     waiter: u64,
-    /// When it first entered the queue. Once it holds a lease: when it took that. Once it has released
-    /// that: for how long it held it.
+    /// When it first entered the queue; once it has taken a lease: when it took it.
     since: Moment,
     /// How it ended its lease.
     end_mode: EndMode,
@@ -357,8 +356,8 @@ impl WaiterState {
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return false;
         };
-        state.phase = Phase::Finishing { token };
-        state.since = now.saturating_sub(state.since);
+        let held = now.saturating_sub(state.since);
+        state.phase = Phase::Finishing { token, held };
         state.end_mode = end_mode;
         true
     }
@@ -528,7 +527,7 @@ impl State {
     /// The phase, as those see it who share the lease.
     fn told_phase(&self) -> Phase {
         match self.phase {
-            Phase::Finishing { token } | Phase::Finished { token, .. } if self.is_forfeited => {
+            Phase::Finishing { token, .. } | Phase::Finished { token, .. } if self.is_forfeited => {
                 let end = LeaseEnd::Lost(LossCause::EndedByOther);
                 Phase::Ended { token, end }
             }

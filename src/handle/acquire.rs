@@ -326,8 +326,9 @@ impl Future for LeaseOnce {
 
     /// A lock that others hold is `Ok(None)`.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match ready!(self.0.poll(cx)) {
-            Err(LockError::NotAcquired { .. }) => Ok(None),
+        let acquired = ready!(self.0.poll(cx));
+        Poll::Ready(match acquired {
+            Err(error) if error.is_not_acquired() => Ok(None),
             acquired => acquired.map(Some),
         })
     }

@@ -11,8 +11,8 @@ impl LeaseView {
     ///
     /// If the lease is over already, the token is cancelled from the start. A release does not cancel it, nor does a
     /// lease that is dropped, detached or left to expire; only a release that finds the lease lost does. So tasks that may
-    /// outlive the lock must be awaited before it is released. Of several keys, a lease that was dropped cancels nothing more
-    /// unless a view of it is kept.
+    /// outlive the lock must be awaited before it is released. A lease of several keys cancels nothing once it is dropped,
+    /// unless you keep a view of it.
     ///
     /// Each call returns a token of its own: cancelling one cancels neither the lease nor the tokens of other calls.
     ///

@@ -377,8 +377,8 @@ impl LockRegistry {
     ///
     /// # Errors
     ///
-    /// [`LockError::Store`](crate::LockError::Store) with a key if that one could not be looked at, as a value of
-    /// another program at its name: the stream goes on. With `prefix` in place of a key if the store could not list
+    /// [`LockError::Store`](crate::LockError::Store) with a key if that key could not be read, say since another
+    /// program's value has its name: the stream goes on. With `prefix` in place of a key if the store could not list
     /// its keys: the stream ends. A quorum never can. [`LockError::Closed`](crate::LockError::Closed).
     ///
     /// # Cancel safety

@@ -82,8 +82,8 @@ pub enum LockEvent {
         /// What the store said.
         error: StoreError,
     },
-    /// A due renewal is not confirmed yet, and only a third remains of the time that the lease had left when it was
-    /// due (two ninths of the ttl, if it was due at its usual time). Without a [`Renewed`](Self::Renewed) the lease is
+    /// A renewal is due and not confirmed, and two thirds of the time between its moment and the deadline are over. At the
+    /// usual moment two ninths of the ttl are left then. Without a [`Renewed`](Self::Renewed) the lease is
     /// lost at its deadline. Sent once until the lease is renewed, whatever the cause: a slow store, an outage, or
     /// more leases than can be renewed.
     #[non_exhaustive]

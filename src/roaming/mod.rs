@@ -2,7 +2,7 @@
 //!
 //! A task of the user's that computes without an await can keep the timers and sockets of a whole runtime from being
 //! looked after, however many threads that has. The tasks of a registry must go on: they renew leases. So each of them is
-//! a future that two may poll, one at a time: its own runtime (the host), and the thread of [`heartbeat`](crate::heartbeat)
+//! a future that two may poll, one at a time: its own runtime (the host), and the thread of [`heartbeat`](crate::engine)
 //! (the guest). When the host polls it again, the guest leaves it alone.
 //!
 //! A timer or a socket belongs to the runtime where it was made. Those here notice at a poll that it is another one, and

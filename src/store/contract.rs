@@ -104,11 +104,11 @@ pub enum Op {
     /// Take the lock from one of its holders, whoever that is, as its own release would: `whose` is its owner as text.
     /// Of a foreign lock it is the value. By [`Session::ask`] alone.
     Evict { whose: Arc<str> },
-    /// Raise the next epoch of this store above `epoch`, which another store of a quorum made, if the owner has the
+    /// Raise the next epoch of this store above `epoch`, an epoch of another node of a quorum, if the owner has the
     /// lock. `age`: whether the answer must have the store's age.
     Raise { owner: Owner, epoch: u64, age: bool },
-    /// Serve the queue from its front: a call that served many tickets has left some that may fit (M4). `owner`: in whose
-    /// answer or grant that was said.
+    /// Serve the queue from its front: a call that served many tickets has left some that may fit (M4). `owner`: the
+    /// owner whose answer or grant said so.
     Serve { owner: Owner },
 }
 
@@ -118,6 +118,27 @@ pub(crate) const PING: Op = Op::Verify {
 };
 
 impl Op {
+    /// Its name in the scripts and functions of servers.
+    #[cfg(any(feature = "redis", feature = "postgres"))]
+    pub(crate) fn letter(&self) -> u8 {
+        match self {
+            Self::Attempt { .. } => b'A',
+            Self::Enter { .. } => b'E',
+            Self::Listen { .. } => b'L',
+            Self::Withdraw { .. } => b'W',
+            Self::Unlisten { .. } => b'U',
+            Self::Release { .. } => b'R',
+            Self::Keep { .. } => b'K',
+            Self::Yield { .. } => b'Y',
+            // Without a ttl it only looks.
+            Self::Renew { .. } | Self::Verify { .. } => b'N',
+            Self::Adopt { .. } => b'D',
+            Self::Evict { .. } => b'T',
+            Self::Raise { .. } => b'V',
+            Self::Serve { .. } => b'S',
+        }
+    }
+
     /// The owner of the op; for a yield, the old owner.
     pub(crate) fn owner(&self) -> Owner {
         match *self {

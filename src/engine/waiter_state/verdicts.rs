@@ -147,7 +147,7 @@ impl State {
             Phase::Held { token } | Phase::Closing { token } => {
                 Some((token, now.saturating_sub(self.since)))
             }
-            Phase::Finishing { token } => Some((token, self.since)),
+            Phase::Finishing { token, held } => Some((token, held)),
             _ => None,
         }
     }

@@ -30,7 +30,7 @@ use crate::store::send_window::{Priority, SendWindow};
 /// A connection is closed after this time without use, unless leases or callers need it.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
 
-/// If the last answers went to more callers than this, more requests may follow at once.
+/// After answers to more callers than this the task yields: their next requests share a call.
 const FEW: usize = 2;
 
 /// What comes from a node.

@@ -433,7 +433,7 @@ impl<B: Backend> Shared<B> {
     }
 
     /// The node's task has ended. `has_begun`: it was polled. Otherwise its runtime is shutting down and has dropped
-    /// it; an answer could start the next task on that runtime, without end.
+    /// it: nothing is answered then, since an answer would start the task on that runtime again and again.
     pub(super) fn abandoned(
         self: &Arc<Self>,
         id: NodeId,

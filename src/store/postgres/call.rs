@@ -124,44 +124,48 @@ impl Call {
         };
         let (mut owner, mut more, mut place) = (op.owner(), String::new(), None);
         let can_wait = self.line != 0;
-        let (letter, ttl) = match op {
+        let mut letter = op.letter();
+        let ttl = match op {
             Op::Enter { ttl, score, .. } if can_wait => {
                 place = *score;
-                ('E', Some(ttl))
+                Some(ttl)
             }
-            Op::Listen { ttl, .. } if can_wait => ('L', Some(ttl)),
-            Op::Attempt { ttl, .. } | Op::Enter { ttl, .. } | Op::Listen { ttl, .. } => {
-                ('A', Some(ttl))
+            Op::Enter { ttl, .. } | Op::Listen { ttl, .. } if !can_wait => {
+                letter = b'A';
+                Some(ttl)
             }
-            Op::Withdraw { ttl, .. } => ('W', Some(ttl)),
-            Op::Unlisten { .. } => ('U', None),
-            Op::Release { .. } => ('R', None),
+            Op::Attempt { ttl, .. }
+            | Op::Enter { ttl, .. }
+            | Op::Listen { ttl, .. }
+            | Op::Withdraw { ttl, .. }
+            | Op::Renew { ttl, .. } => Some(ttl),
             Op::Keep { left, .. } => {
                 more = format!("{}{KEPT}:{}", names.instance, owner.sequence);
-                ('K', Some(left))
+                Some(left)
             }
             Op::Yield { new, ttl, .. } if request.has_ended => {
-                owner = *new;
-                ('E', Some(ttl))
+                (letter, owner) = (b'E', *new);
+                Some(ttl)
             }
             Op::Yield { new, ttl, .. } => {
                 more = names.owner(*new);
-                ('Y', Some(ttl))
+                Some(ttl)
             }
-            Op::Renew { ttl, .. } => ('N', Some(ttl)),
-            Op::Verify { .. } => ('N', None),
-            Op::Evict { .. } => ('T', None),
             Op::Adopt { from, ttl, .. } => {
                 more = String::from(&**from);
-                ('D', Some(ttl))
+                Some(ttl)
             }
             Op::Raise { epoch, .. } => {
                 place = Some(*epoch);
-                ('V', None)
+                None
             }
-            Op::Serve { .. } => ('S', None),
+            Op::Unlisten { .. }
+            | Op::Release { .. }
+            | Op::Verify { .. }
+            | Op::Evict { .. }
+            | Op::Serve { .. } => None,
         };
-        self.letters.push(letter);
+        self.letters.push(char::from(letter));
         self.names.push(names.lock(request.key()));
         self.owners.push(match op {
             Op::Evict { whose } => String::from(&**whose),

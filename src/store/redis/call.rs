@@ -134,30 +134,29 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 4]) {
     };
     let owned = |owner: &Owner| Word::Owner(*owner);
     let ms = |ttl: &Duration| Number(millis(*ttl));
-    let (letter, [one, two, three]) = match op {
-        Op::Attempt { owner, ttl } => (b'A', [owned(owner), ms(ttl), None]),
-        Op::Enter { owner, ttl, .. } if request.attempts_first => {
-            (b'A', [owned(owner), ms(ttl), None])
+    let letter = match op {
+        Op::Enter { .. } if request.attempts_first => b'A',
+        Op::Release { .. } if request.is_bare => b'F',
+        _ => op.letter(),
+    };
+    let [one, two, three] = match op {
+        Op::Enter { owner, ttl, score } if !request.attempts_first => {
+            [owned(owner), ms(ttl), score.map_or(None, Number)]
         }
-        Op::Enter { owner, ttl, score } => {
-            (b'E', [owned(owner), ms(ttl), score.map_or(None, Number)])
-        }
-        Op::Listen { owner, ttl } => (b'L', [owned(owner), ms(ttl), None]),
-        Op::Withdraw { owner, ttl } => (b'W', [owned(owner), ms(ttl), None]),
-        Op::Unlisten { owner } => (b'U', [owned(owner), None, None]),
-        Op::Release { owner } if request.is_bare => (b'F', [owned(owner), None, None]),
-        Op::Release { owner } => (b'R', [owned(owner), None, None]),
-        Op::Keep { owner, left } => (b'K', [owned(owner), ms(left), Word::Kept(*owner)]),
-        Op::Yield { old, new, ttl } => (b'Y', [owned(old), ms(ttl), owned(new)]),
-        Op::Renew { owner, ttl, .. } => (b'N', [owned(owner), ms(ttl), None]),
-        Op::Verify { owner } => (b'N', [owned(owner), None, None]),
-        Op::Evict { whose } => (b'T', [Text(whose), None, None]),
-        Op::Adopt { owner, from, ttl } => (b'D', [owned(owner), ms(ttl), Text(from)]),
-        Op::Raise { owner, epoch, age } => {
-            let age = Number(u64::from(*age));
-            (b'V', [owned(owner), Number(*epoch), age])
-        }
-        Op::Serve { owner } => (b'S', [owned(owner), None, None]),
+        Op::Attempt { owner, ttl }
+        | Op::Enter { owner, ttl, .. }
+        | Op::Listen { owner, ttl }
+        | Op::Withdraw { owner, ttl }
+        | Op::Renew { owner, ttl, .. } => [owned(owner), ms(ttl), None],
+        Op::Unlisten { owner }
+        | Op::Release { owner }
+        | Op::Verify { owner }
+        | Op::Serve { owner } => [owned(owner), None, None],
+        Op::Keep { owner, left } => [owned(owner), ms(left), Word::Kept(*owner)],
+        Op::Yield { old, new, ttl } => [owned(old), ms(ttl), owned(new)],
+        Op::Evict { whose } => [Text(whose), None, None],
+        Op::Adopt { owner, from, ttl } => [owned(owner), ms(ttl), Text(from)],
+        Op::Raise { owner, epoch, age } => [owned(owner), Number(*epoch), Number(u64::from(*age))],
     };
     (letter, [one, two, three, mode])
 }

@@ -30,8 +30,8 @@
 -- `<owner> <i>/<limit>` for each i up to its weight, with the ends of the leases as scores.
 --
 -- Times are in µs, ttls in ms. The code above the shortest path runs in every call. A reply of nested
--- tables costs the server as much as two commands; a function, and each outer variable that it uses,
--- costs half a command.
+-- tables costs the server as much as two commands. Creating a closure costs half a command, and as much for
+-- each variable that it captures.
 
 -- On a cluster grants go through the shard that has the lock's slot, by a channel for each lock.
 local publish, numsub, sharded = 'PUBLISH', 'NUMSUB', false
