@@ -28,7 +28,7 @@ use crate::store::LockStore;
 use crate::store::contract::{
     Answer, DroppedOps, KeyScope, Op, Outcome, Owner, Session, SessionConfig,
 };
-use crate::turnstile::{EventCx, Holding, Ids, Lines, Patience, Waiter, WaiterId};
+use crate::turnstile::{EventCx, Holding, Ids, Lines, Patience, Request, WaiterId};
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -268,8 +268,8 @@ impl Engine {
 
     /// A caller wants a lease, in a poll of its future. Returns the token if it has it by the end of that.
     pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) -> Option<Token> {
-        self.enqueue(caller, arrival, |lines, cx, waiter| {
-            lines.arrive(cx, caller.mode(), waiter)
+        self.enqueue(caller, arrival, |lines, cx, request| {
+            lines.arrive(cx, caller.mode(), request)
         })
     }
 
@@ -280,8 +280,8 @@ impl Engine {
         from: Arc<str>,
         arrival: Arrival,
     ) -> Option<Token> {
-        self.enqueue(caller, arrival, |lines, cx, waiter| {
-            lines.adopt(cx, caller.mode(), from, waiter)
+        self.enqueue(caller, arrival, |lines, cx, request| {
+            lines.adopt(cx, caller.mode(), from, request)
         })
     }
 
@@ -289,11 +289,11 @@ impl Engine {
         &self,
         caller: &Arc<WaiterState>,
         arrival: Arrival,
-        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Waiter<Caller>) -> WaiterId,
+        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Request<Caller>) -> WaiterId,
     ) -> Option<Token> {
         let timer = &self.view_context.timer;
         timer.note_runtime(roaming::runtime().as_ref());
-        let who = Caller::new(caller.clone());
+        let handle = Caller::new(caller.clone());
         caller.set_repeats(arrival.repeats);
         let renewed = (arrival.renewals > 0).then_some(arrival.ttl);
         self.at_once(|state, at| {
@@ -305,8 +305,8 @@ impl Engine {
             };
             let session = state.session.as_ref();
             let connects = session.map_or(Duration::ZERO, |it| it.connects_within());
-            let waiter = Waiter {
-                who,
+            let request = Request {
+                caller: handle,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
                 on_finish: arrival.on_finish,
@@ -317,7 +317,7 @@ impl Engine {
             };
             let (key, events) = (caller.key(), at.events);
             state.feed(at, key, true, |lines, cx| {
-                let id = event(lines, cx, waiter);
+                let id = event(lines, cx, request);
                 // Before the verdict, which follows when this returns.
                 caller.arrive(id, cx.now, events);
             });
@@ -477,7 +477,7 @@ impl Engine {
     /// The holder has seen its token, on a store that fences by it.
     pub(crate) fn forbid_passes(&self, caller: &WaiterState) {
         if let Some(id) = caller.id() {
-            self.feed(caller.key(), |lines, cx| lines.seal(cx, id));
+            self.feed(caller.key(), |lines, cx| lines.forbid_passes(cx, id));
         }
     }
 

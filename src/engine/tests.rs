@@ -21,7 +21,7 @@ use crate::store::contract::{
     Answer, Grant, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Owner, Session,
     SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
-use crate::turnstile::{Patience, Waiter};
+use crate::turnstile::{Patience, Request};
 #[cfg(feature = "test-util")]
 use {crate::observe::LockEvent, futures::StreamExt};
 
@@ -340,8 +340,8 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
             assert_eq!(fed, 1, "fed twice in one round");
             // Its wait is over at once: the turnstile is due again after this.
             let caller = WaiterState::new("k".into(), Mode::Exclusive, &[]);
-            let waiter = Waiter {
-                who: Caller::new(Arc::new(caller)),
+            let request = Request {
+                caller: Caller::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
                 on_finish: OnFinish::Release,
@@ -350,7 +350,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 until: cx.now,
                 answer_by: cx.now,
             };
-            turnstile.arrive(cx, Mode::Exclusive, waiter);
+            turnstile.arrive(cx, Mode::Exclusive, request);
         });
         let (first, _) = state.timeouts.first().expect("somebody waits");
         assert!(*first <= at.now, "it is due again");

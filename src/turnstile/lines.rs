@@ -10,7 +10,7 @@ use foldhash::HashMap;
 use super::ids::EventCx;
 use super::machine::{Effect, Tickets, Turnstile};
 use super::verdict::{Holding, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{Waiter, WaiterId};
+use super::wait_queue::{Request, WaiterId};
 use crate::base::clock::Moment;
 use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Grant, Op, OpResult, Owner};
@@ -20,32 +20,32 @@ use crate::store::contract::{Grant, Op, OpResult, Owner};
 /// After every call drain [`next_effect`](Self::next_effect) in order, then look at
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
-pub(crate) struct Lines<C> {
-    exclusive: Turnstile<C>,
+pub(crate) struct Lines<Caller> {
+    exclusive: Turnstile<Caller>,
     /// Most keys have none.
-    shared: Option<Box<SharedLines<C>>>,
+    shared: Option<Box<SharedLines<Caller>>>,
 }
 
 /// The lines of shared callers. A reader or a permit has a ticket, a renewal and a loss of its own, so each is the only
 /// caller of its turnstile.
 #[derive(Debug)]
-struct SharedLines<C> {
+struct SharedLines<Caller> {
     /// By the arrival that began the line.
-    lines: BTreeMap<WaiterId, Line<C>>,
+    lines: BTreeMap<WaiterId, Line<Caller>>,
     /// Which line an owner belongs to.
     by_owner: HashMap<Owner, WaiterId>,
     /// When each line is to be ticked.
     timeouts: BTreeSet<(Moment, WaiterId)>,
     /// Those that wait for the store. The first asks it for all of them (M5).
     waiting: BTreeSet<WaiterId>,
-    effects: VecDeque<Effect<C>>,
+    effects: VecDeque<Effect<Caller>>,
     /// How many lines have a caller that waits, also while the store is away.
     callers: usize,
 }
 
 #[derive(Debug)]
-struct Line<C> {
-    turnstile: Turnstile<C>,
+struct Line<Caller> {
+    turnstile: Turnstile<Caller>,
     /// Whether it counts as one with a caller that waits.
     has_caller: bool,
     /// Its place in `timeouts`.
@@ -54,7 +54,7 @@ struct Line<C> {
     owners: Vec<Owner>,
 }
 
-impl<C: Clone> Lines<C> {
+impl<Caller: Clone> Lines<Caller> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
     pub(crate) fn new(queue: bool) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl<C: Clone> Lines<C> {
     }
 
     /// What is to be done next.
-    pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
+    pub(crate) fn next_effect(&mut self) -> Option<Effect<Caller>> {
         let effect = self.exclusive.next_effect();
         let effect = effect.or_else(|| self.shared.as_mut()?.effects.pop_front());
         if effect.is_none() {
@@ -79,7 +79,7 @@ impl<C: Clone> Lines<C> {
     }
 
     /// Lends it a buffer for the effects of an event, or takes that back once all are drained.
-    pub(crate) fn swap_buffer(&mut self, buffer: &mut VecDeque<Effect<C>>) {
+    pub(crate) fn swap_buffer(&mut self, buffer: &mut VecDeque<Effect<Caller>>) {
         self.exclusive.swap_effects(buffer);
     }
 
@@ -94,17 +94,17 @@ impl<C: Clone> Lines<C> {
     }
 
     /// The holders of leases.
-    pub(crate) fn holders(&self) -> impl Iterator<Item = &C> {
+    pub(crate) fn holders(&self) -> impl Iterator<Item = &Caller> {
         self.turnstiles().filter_map(Turnstile::holder)
     }
 
     /// The waiters: the exclusive ones first, each kind in order.
-    pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &Caller> {
         self.turnstiles().flat_map(Turnstile::waiters)
     }
 
     /// Everybody who still awaits a verdict.
-    pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
+    pub(crate) fn callers(&self) -> impl Iterator<Item = &Caller> {
         let effects = self.shared.iter().flat_map(|shared| &shared.effects);
         let effects = effects.filter_map(Effect::caller);
         self.turnstiles()
@@ -112,7 +112,7 @@ impl<C: Clone> Lines<C> {
             .chain(effects)
     }
 
-    fn turnstiles(&self) -> impl Iterator<Item = &Turnstile<C>> {
+    fn turnstiles(&self) -> impl Iterator<Item = &Turnstile<Caller>> {
         let lines = self.shared.iter().flat_map(|shared| shared.lines.values());
         [&self.exclusive]
             .into_iter()
@@ -135,7 +135,7 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         mode: Mode,
-        waiter: Waiter<C>,
+        waiter: Request<Caller>,
     ) -> WaiterId {
         let shared = self.shared.as_ref().map_or(0, |it| it.callers);
         if mode == Mode::Exclusive {
@@ -156,7 +156,7 @@ impl<C: Clone> Lines<C> {
         cx: &mut EventCx<'_>,
         mode: Mode,
         from: Arc<str>,
-        waiter: Waiter<C>,
+        waiter: Request<Caller>,
     ) -> WaiterId {
         if mode == Mode::Exclusive {
             return self.exclusive.adopt(cx, from, waiter);
@@ -211,8 +211,8 @@ impl<C: Clone> Lines<C> {
         });
     }
 
-    pub(crate) fn seal(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
-        self.feed(cx, id, |turnstile, _| turnstile.seal(id));
+    pub(crate) fn forbid_passes(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
+        self.feed(cx, id, |turnstile, _| turnstile.forbid_passes(id));
     }
 
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
@@ -234,7 +234,7 @@ impl<C: Clone> Lines<C> {
         self.turnstile_of(id).cause_of_expiry(now, id)
     }
 
-    fn turnstile_of(&self, id: WaiterId) -> &Turnstile<C> {
+    fn turnstile_of(&self, id: WaiterId) -> &Turnstile<Caller> {
         let shared = self.shared.as_ref();
         let line = shared.and_then(|shared| shared.lines.get(&id));
         line.map_or(&self.exclusive, |line| &line.turnstile)
@@ -314,7 +314,11 @@ impl<C: Clone> Lines<C> {
         self.feed_all(cx, Turnstile::freed);
     }
 
-    pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl Fn(&C) -> Option<Moment>) {
+    pub(crate) fn close(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        grace: impl Fn(&Caller) -> Option<Moment>,
+    ) {
         self.feed_all(cx, |turnstile, cx| turnstile.close(cx, &grace));
     }
 
@@ -338,7 +342,7 @@ impl<C: Clone> Lines<C> {
         shared.is_some_and(|shared| shared.by_owner.contains_key(&owner))
     }
 
-    fn shared(&mut self) -> (&Turnstile<C>, &mut SharedLines<C>) {
+    fn shared(&mut self) -> (&Turnstile<Caller>, &mut SharedLines<Caller>) {
         let shared = self
             .shared
             .get_or_insert_with(|| Box::new(SharedLines::new()));
@@ -350,7 +354,7 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> R {
         match self.has_line(id) {
             true => self.feed_line(cx, id, event),
@@ -364,7 +368,7 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         owner: Owner,
-        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>),
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>),
     ) {
         if owner.mode == Mode::Exclusive {
             event(&mut self.exclusive, cx);
@@ -380,7 +384,7 @@ impl<C: Clone> Lines<C> {
     fn feed_all(
         &mut self,
         cx: &mut EventCx<'_>,
-        event: impl Fn(&mut Turnstile<C>, &mut EventCx<'_>),
+        event: impl Fn(&mut Turnstile<Caller>, &mut EventCx<'_>),
     ) {
         event(&mut self.exclusive, cx);
         for id in self.line_ids() {
@@ -403,7 +407,7 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>),
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>),
     ) {
         if self.has_line(id) {
             self.feed_line(cx, id, event);
@@ -415,7 +419,7 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> R {
         let (result, tickets, mut next) = self.feed_one(cx, id, event);
         while let Some(first) = next {
@@ -432,7 +436,7 @@ impl<C: Clone> Lines<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<C>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
     ) -> (R, Tickets, Option<WaiterId>) {
         let shared = self.shared.as_mut().expect("it has the line");
         let leases = cx.leases + shared.lines.len();
@@ -476,7 +480,7 @@ fn is_serve(op: &Op) -> bool {
     matches!(op, Op::Serve { .. })
 }
 
-impl<C: Clone> SharedLines<C> {
+impl<Caller: Clone> SharedLines<Caller> {
     fn new() -> Self {
         Self {
             lines: BTreeMap::new(),
@@ -488,7 +492,7 @@ impl<C: Clone> SharedLines<C> {
         }
     }
 
-    fn add(&mut self, id: WaiterId, turnstile: Turnstile<C>) {
+    fn add(&mut self, id: WaiterId, turnstile: Turnstile<Caller>) {
         let line = Line {
             turnstile,
             has_caller: false,

@@ -17,7 +17,7 @@ use super::ids::EventCx;
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Point, deadline};
 use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{Adopter, Patience, WaitQueue, Waiter, WaiterId};
+use super::wait_queue::{Adopter, Patience, Request, WaitQueue, WaiterId};
 use crate::base::clock::Moment;
 use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Grant, Op, Owner};
@@ -37,19 +37,19 @@ pub(crate) struct Rules {
 
 /// What the engine is to do.
 #[derive(Clone, Debug)]
-pub(crate) enum Effect<C> {
+pub(crate) enum Effect<Caller> {
     Send(Op),
-    Wake(C, Verdict),
+    Wake(Caller, Verdict),
     /// Ask the waiter's policy for its next pause, and tell [`on_pause`](Turnstile::on_pause) the answer. The policy is
     /// the user's code: the engine asks it where nothing is locked.
-    AskPolicy(C, WaiterId),
+    AskPolicy(Caller, WaiterId),
 }
 
-impl<C> Effect<C> {
+impl<Caller> Effect<Caller> {
     /// Whom it is about.
-    pub(super) fn caller(&self) -> Option<&C> {
+    pub(super) fn caller(&self) -> Option<&Caller> {
         match self {
-            Self::Wake(who, _) | Self::AskPolicy(who, _) => Some(who),
+            Self::Wake(caller, _) | Self::AskPolicy(caller, _) => Some(caller),
             Self::Send(_) => None,
         }
     }
@@ -57,10 +57,10 @@ impl<C> Effect<C> {
 
 /// What this registry has of the key in the store.
 #[derive(Debug)]
-enum KeyState<C> {
+enum KeyState<Caller> {
     Idle,
     Acquiring(Acquisition),
-    Held(Tenure<C>),
+    Held(Tenure<Caller>),
 }
 
 /// What an answer says about tickets that the store had confirmed.
@@ -110,16 +110,16 @@ struct Trouble {
 /// After every call drain [`next_effect`](Self::next_effect) in order, then look at
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
-pub(crate) struct Turnstile<C> {
+pub(crate) struct Turnstile<Caller> {
     /// The mode of all its callers. A shared one has one caller at most (M6).
     mode: Mode,
-    waiters: WaitQueue<C>,
+    waiters: WaitQueue<Caller>,
     /// Those who adopt, first come first: served before the wait queue, one at a time.
-    adopters: VecDeque<Adopter<C>>,
-    state: KeyState<C>,
+    adopters: VecDeque<Adopter<Caller>>,
+    state: KeyState<Caller>,
     in_flight: Option<InFlight>,
     /// In order (O2). The first may be in flight.
-    pending: VecDeque<PendingOp<C>>,
+    pending: VecDeque<PendingOp<Caller>>,
     /// Whether the store has a queue, and grants reach us.
     store_has_queue: bool,
     /// Whether the connection is known to be gone: nothing is sent until it is back.
@@ -132,10 +132,10 @@ pub(crate) struct Turnstile<C> {
     closed: bool,
     /// The store has been found to have lost our ticket, or may have.
     tickets: Tickets,
-    effects: VecDeque<Effect<C>>,
+    effects: VecDeque<Effect<Caller>>,
 }
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// `queue`: whether the store has a queue and grants reach us, as far as is known.
     pub(crate) fn new(mode: Mode, queue: bool) -> Self {
         Self {
@@ -187,13 +187,13 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// What is to be done next.
-    pub(crate) fn next_effect(&mut self) -> Option<Effect<C>> {
+    pub(crate) fn next_effect(&mut self) -> Option<Effect<Caller>> {
         self.effects.pop_front()
     }
 
     /// Exchanges the list of its effects. Between two events the engine has its buffer: there may be a hundred thousand
     /// turnstiles.
-    pub(super) fn swap_effects(&mut self, effects: &mut VecDeque<Effect<C>>) {
+    pub(super) fn swap_effects(&mut self, effects: &mut VecDeque<Effect<Caller>>) {
         mem::swap(&mut self.effects, effects);
     }
 
@@ -215,35 +215,35 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The holder of a lease.
-    pub(crate) fn holder(&self) -> Option<&C> {
+    pub(crate) fn holder(&self) -> Option<&Caller> {
         self.granted(true)
     }
 
     /// The waiters in order: one that was granted the key and was not polled yet, callers that adopt, the wait queue.
-    pub(crate) fn waiters(&self) -> impl Iterator<Item = &C> {
+    pub(crate) fn waiters(&self) -> impl Iterator<Item = &Caller> {
         let granted = self.granted(false).into_iter();
         let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
         let waiters = adopters.chain(self.waiters.iter());
-        granted.chain(waiters.map(|waiter| &waiter.who))
+        granted.chain(waiters.map(|waiter| &waiter.caller))
     }
 
     /// Everybody who still awaits a verdict.
-    pub(crate) fn callers(&self) -> impl Iterator<Item = &C> {
+    pub(crate) fn callers(&self) -> impl Iterator<Item = &Caller> {
         let endings = self.pending.iter().filter_map(|it| it.ending.as_ref());
-        let endings = endings.map(|ending| &ending.who);
+        let endings = endings.map(|ending| &ending.caller);
         let effects = self.effects.iter().filter_map(Effect::caller);
         let holder = self.holder().into_iter();
         holder.chain(self.waiters()).chain(endings).chain(effects)
     }
 
-    fn granted(&self, taken: bool) -> Option<&C> {
+    fn granted(&self, taken: bool) -> Option<&Caller> {
         let KeyState::Held(tenure) = &self.state else {
             return None;
         };
         let lease = tenure.lease();
         lease
             .filter(|lease| lease.is_taken() == taken)
-            .map(|lease| &lease.who)
+            .map(|lease| &lease.caller)
     }
 
     /// When to call [`tick`](Self::tick) at the latest.
@@ -269,23 +269,23 @@ impl<C: Clone> Turnstile<C> {
     pub(crate) fn arrive(
         &mut self,
         cx: &mut EventCx<'_>,
-        waiter: Waiter<C>,
+        waiter: Request<Caller>,
         others: usize,
     ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease().is_some());
         if self.closed {
-            self.refuse(waiter.who, Refusal::Closed);
+            self.refuse(waiter.caller, Refusal::Closed);
         } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
             let refusal = match &self.trouble {
                 // Nobody is known to have it.
                 Some(trouble) if !held => Refusal::Failed(trouble.error.clone()),
                 _ => Refusal::Busy(self.holding(cx.at())),
             };
-            self.refuse(waiter.who, refusal);
+            self.refuse(waiter.caller, refusal);
         } else if self.waiters.len() + others >= cx.ids.rules.max_waiters {
-            self.refuse(waiter.who, Refusal::QueueFull);
+            self.refuse(waiter.caller, Refusal::QueueFull);
         } else {
             self.waiters.push(id, waiter);
             // Whether the store has said that others hold the key, and is not being asked again.
@@ -301,8 +301,8 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// When nobody waits for its answer any more. A first answer is awaited for longer, as with waiters.
-    fn end_of(&self, adopter: &Adopter<C>) -> Point {
-        let Waiter {
+    fn end_of(&self, adopter: &Adopter<Caller>) -> Point {
+        let Request {
             until, answer_by, ..
         } = adopter.waiter;
         match &self.trouble {
@@ -317,12 +317,12 @@ impl<C: Clone> Turnstile<C> {
         &mut self,
         cx: &mut EventCx<'_>,
         from: Arc<str>,
-        waiter: Waiter<C>,
+        waiter: Request<Caller>,
     ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         if self.closed {
-            self.refuse(waiter.who, Refusal::Closed);
+            self.refuse(waiter.caller, Refusal::Closed);
         } else {
             self.adopters.push_back(Adopter { id, from, waiter });
         }
@@ -384,11 +384,11 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// The holder has seen its token, on a store that fences by it: the tenure is not passed on.
-    pub(crate) fn seal(&mut self, id: WaiterId) {
+    pub(crate) fn forbid_passes(&mut self, id: WaiterId) {
         if let KeyState::Held(tenure) = &mut self.state
             && tenure.is_extendable_by(id)
         {
-            tenure.seal();
+            tenure.forbid_passes();
         }
     }
 
@@ -432,12 +432,12 @@ impl<C: Clone> Turnstile<C> {
             match lease.kept_until(cx.at()).filter(|_| keeps) {
                 Some(Point::FOREVER) => {
                     left = Some(tenure.owner());
-                    self.end_lease(lease.who, LeaseEnd::Released);
+                    self.end_lease(lease.caller, LeaseEnd::Released);
                     self.let_expire(cx);
                 }
                 kept_until => {
-                    let who = lease.who;
-                    let ending = Some(Ending { who, deadline });
+                    let caller = lease.caller;
+                    let ending = Some(Ending { caller, deadline });
                     match kept_until {
                         Some(until) => self.keep(cx.at(), until, ending),
                         None => self.next_turn(cx, ending),
@@ -457,7 +457,7 @@ impl<C: Clone> Turnstile<C> {
             && let Some((lease, _)) = tenure.finish(id)
         {
             left = Some(tenure.owner());
-            self.end_lease(lease.who, LeaseEnd::Released);
+            self.end_lease(lease.caller, LeaseEnd::Released);
             self.let_expire(cx);
         }
         self.schedule(cx);
@@ -490,7 +490,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Ends our tenure. The store keeps the key until then, for nobody (M8).
-    fn keep(&mut self, now: Point, kept_until: Point, ending: Option<Ending<C>>) {
+    fn keep(&mut self, now: Point, kept_until: Point, ending: Option<Ending<Caller>>) {
         let KeyState::Held(tenure) = &self.state else {
             return;
         };
@@ -569,34 +569,34 @@ impl<C: Clone> Turnstile<C> {
         trouble.map(|trouble| trouble.since)
     }
 
-    fn wake_waiter(&mut self, who: C, verdict: WaiterVerdict) {
-        self.effect(Effect::Wake(who, Verdict::Waiter(verdict)));
+    fn wake_waiter(&mut self, caller: Caller, verdict: WaiterVerdict) {
+        self.effect(Effect::Wake(caller, Verdict::Waiter(verdict)));
     }
 
-    fn refuse(&mut self, who: C, refusal: Refusal) {
-        self.wake_waiter(who, WaiterVerdict::Refused(refusal));
+    fn refuse(&mut self, caller: Caller, refusal: Refusal) {
+        self.wake_waiter(caller, WaiterVerdict::Refused(refusal));
     }
 
-    fn wake_holder(&mut self, verdict: Option<(C, LeaseVerdict)>) {
-        if let Some((who, verdict)) = verdict {
-            self.effect(Effect::Wake(who, Verdict::Lease(verdict)));
+    fn wake_holder(&mut self, verdict: Option<(Caller, LeaseVerdict)>) {
+        if let Some((caller, verdict)) = verdict {
+            self.effect(Effect::Wake(caller, Verdict::Lease(verdict)));
         }
     }
 
-    fn end_lease(&mut self, who: C, end: LeaseEnd) {
-        self.wake_holder(Some((who, LeaseVerdict::Ended(end))));
+    fn end_lease(&mut self, caller: Caller, end: LeaseEnd) {
+        self.wake_holder(Some((caller, LeaseVerdict::Ended(end))));
     }
 
     /// A lease was lost, at its deadline or in the store.
-    fn lose(&mut self, lease: LocalLease<C>, cause: LossCause) {
+    fn lose(&mut self, lease: LocalLease<Caller>, cause: LossCause) {
         if lease.is_taken() {
-            self.end_lease(lease.who, LeaseEnd::Lost(cause));
+            self.end_lease(lease.caller, LeaseEnd::Lost(cause));
         } else {
-            self.wake_waiter(lease.who, WaiterVerdict::TurnLost);
+            self.wake_waiter(lease.caller, WaiterVerdict::TurnLost);
         }
     }
 
-    fn effect(&mut self, effect: Effect<C>) {
+    fn effect(&mut self, effect: Effect<Caller>) {
         self.effects.push_back(effect);
     }
 }

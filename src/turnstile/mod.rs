@@ -49,4 +49,4 @@ pub(crate) use self::ids::{EventCx, Ids};
 pub(crate) use self::lines::Lines;
 pub(crate) use self::machine::{Effect, Rules};
 pub(crate) use self::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-pub(crate) use self::wait_queue::{Patience, Waiter, WaiterId};
+pub(crate) use self::wait_queue::{Patience, Request, WaiterId};

@@ -7,7 +7,7 @@ use super::ids::{EventCx, Ids};
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::{Holding, LeaseVerdict};
-use super::wait_queue::{Waiter, WaiterId, kept_until};
+use super::wait_queue::{Request, WaiterId, kept_until};
 use crate::base::token::MOST_PASSES;
 use crate::base::{LossCause, OnFinish, Token};
 use crate::store::contract::{Op, OpError, Owner};
@@ -41,10 +41,10 @@ fn with_others(at: Point, ttl: Duration) -> Point {
 }
 
 /// A verdict for the holder, if there is one.
-type HolderVerdict<C> = Option<(C, LeaseVerdict)>;
+type HolderVerdict<Caller> = Option<(Caller, LeaseVerdict)>;
 
 #[derive(Debug)]
-pub(super) struct Tenure<C> {
+pub(super) struct Tenure<Caller> {
     owner: Owner,
     /// Whether the store may have had a ticket of its owner, so that a grant may still be on the way (O3).
     had_ticket: bool,
@@ -52,7 +52,7 @@ pub(super) struct Tenure<C> {
     /// From when its ttl is proved.
     start: Point,
     deadline: Point,
-    lease: Option<LocalLease<C>>,
+    lease: Option<LocalLease<Caller>>,
     /// A renewal in flight: when it was sent.
     renewing: Option<Point>,
     /// Another renewal was requested meanwhile.
@@ -67,7 +67,7 @@ pub(super) struct Tenure<C> {
     /// How many leases it has had: as many as it may have passes, and one.
     turns: u8,
     /// Whether it must not be passed on to a waiter here.
-    is_sealed: bool,
+    forbids_passes: bool,
     /// Whether another server answers than the one that gave it, and has not confirmed it.
     is_elsewhere: bool,
     /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
@@ -77,9 +77,9 @@ pub(super) struct Tenure<C> {
 
 /// The one lease of a tenure. It ends with the tenure, or earlier.
 #[derive(Debug)]
-pub(super) struct LocalLease<C> {
+pub(super) struct LocalLease<Caller> {
     id: WaiterId,
-    pub(super) who: C,
+    pub(super) caller: Caller,
     phase: LeasePhase,
     /// `Offered`: when the waiter loses its turn (W4). `Closing`: when the holder's grace period ends (O6).
     end_by: Point,
@@ -126,7 +126,7 @@ enum LeasePhase {
     Closing,
 }
 
-impl<C> LocalLease<C> {
+impl<Caller> LocalLease<Caller> {
     pub(super) fn is_taken(&self) -> bool {
         self.phase != LeasePhase::Offered
     }
@@ -183,7 +183,7 @@ impl<C> LocalLease<C> {
     }
 }
 
-impl<C: Clone> Tenure<C> {
+impl<Caller: Clone> Tenure<Caller> {
     /// The lock is proved from `start` on.
     pub(super) fn new(
         owner: Owner,
@@ -208,7 +208,7 @@ impl<C: Clone> Tenure<C> {
             epoch,
             began: now,
             turns: 0,
-            is_sealed: false,
+            forbids_passes: false,
             is_elsewhere: false,
             uncontended,
         }
@@ -216,8 +216,8 @@ impl<C: Clone> Tenure<C> {
 
     /// This tenure is not passed on: its holder may have fenced a transaction, and a fence does not tell our waiters
     /// apart.
-    pub(super) fn seal(&mut self) {
-        self.is_sealed = true;
+    pub(super) fn forbid_passes(&mut self) {
+        self.forbids_passes = true;
     }
 
     /// The present connection leads to another server than the last.
@@ -243,7 +243,7 @@ impl<C: Clone> Tenure<C> {
     /// Why a lease that is over was not prolonged. `away_since`: the store cannot be reached since then.
     pub(super) fn cause_of_expiry(
         &self,
-        lease: &LocalLease<C>,
+        lease: &LocalLease<Caller>,
         now: Point,
         away_since: Option<Point>,
     ) -> LossCause {
@@ -278,11 +278,11 @@ impl<C: Clone> Tenure<C> {
         self.had_ticket
     }
 
-    pub(super) fn lease(&self) -> Option<&LocalLease<C>> {
+    pub(super) fn lease(&self) -> Option<&LocalLease<Caller>> {
         self.lease.as_ref()
     }
 
-    pub(super) fn take_lease(&mut self) -> Option<LocalLease<C>> {
+    pub(super) fn remove_lease(&mut self) -> Option<LocalLease<Caller>> {
         self.lease.take()
     }
 
@@ -292,11 +292,11 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Whether the next waiter may have the key without the store being asked.
-    pub(super) fn may_grant(&self, rules: &Rules, next: &Waiter<C>, now: Point) -> bool {
+    pub(super) fn may_grant(&self, rules: &Rules, next: &Request<Caller>, now: Point) -> bool {
         if self.turns == 0 {
             return true;
         }
-        if self.is_sealed {
+        if self.forbids_passes {
             return false;
         }
         if next.on_finish == OnFinish::LetExpire {
@@ -326,7 +326,12 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Grants the key to a waiter. Returns its token (F2) and its deadline.
-    pub(super) fn grant(&mut self, id: WaiterId, waiter: Waiter<C>, now: Point) -> (Token, Point) {
+    pub(super) fn grant(
+        &mut self,
+        id: WaiterId,
+        waiter: Request<Caller>,
+        now: Point,
+    ) -> (Token, Point) {
         let token = Token::of(self.epoch, self.turns.into());
         self.turns += 1;
         let ttl = waiter.ttl;
@@ -343,7 +348,7 @@ impl<C: Clone> Tenure<C> {
         });
         let lease = self.lease.insert(LocalLease {
             id,
-            who: waiter.who,
+            caller: waiter.caller,
             phase: LeasePhase::Offered,
             end_by: now + self.ttl.min(ttl) / 3,
             // A pass is an acquisition, too.
@@ -413,7 +418,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Removes the lease of a holder that has finished. Returns it, and its deadline.
-    pub(super) fn finish(&mut self, id: WaiterId) -> Option<(LocalLease<C>, Point)> {
+    pub(super) fn finish(&mut self, id: WaiterId) -> Option<(LocalLease<Caller>, Point)> {
         let lease = self.lease.take_if(|lease| lease.id == id)?;
         let deadline = lease.deadline(self.deadline);
         Some((lease, deadline))
@@ -425,7 +430,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Removes the lease if its own time is over, or if its waiter has not looked in time.
-    pub(super) fn take_expired_lease(&mut self, now: Point) -> Option<LocalLease<C>> {
+    pub(super) fn remove_expired_lease(&mut self, now: Point) -> Option<LocalLease<Caller>> {
         self.lease.take_if(|lease| {
             let is_over = lease.fixed_end.is_some_and(|end| now >= end);
             is_over || !lease.is_taken() && now >= lease.end_by
@@ -439,11 +444,11 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The holder must end its work by then.
-    pub(super) fn close_by(&mut self, end_by: Point) -> HolderVerdict<C> {
+    pub(super) fn close_by(&mut self, end_by: Point) -> HolderVerdict<Caller> {
         let lease = self.lease.as_mut()?;
         lease.phase = LeasePhase::Closing;
         lease.end_by = end_by;
-        Some((lease.who.clone(), LeaseVerdict::Closing))
+        Some((lease.caller.clone(), LeaseVerdict::Closing))
     }
 
     /// Whether its holder had to end its work and its time for that is over.
@@ -580,7 +585,12 @@ impl<C: Clone> Tenure<C> {
 
     /// The holder wants its lease to last until `until`, by a renewal with `ttl`. If the tenure lasts long enough
     /// already, the lease is prolonged at once.
-    pub(super) fn extend(&mut self, now: Point, ttl: Duration, until: Point) -> HolderVerdict<C> {
+    pub(super) fn extend(
+        &mut self,
+        now: Point,
+        ttl: Duration,
+        until: Point,
+    ) -> HolderVerdict<Caller> {
         let lease = self.lease.as_mut()?;
         let before = lease.deadline(self.deadline);
         lease.fixed_end = lease.fixed_end.map(|end| end.max(until));
@@ -600,7 +610,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The store has prolonged the tenure by `ttl`.
-    pub(super) fn prolong(&mut self, ttl: Duration) -> HolderVerdict<C> {
+    pub(super) fn prolong(&mut self, ttl: Duration) -> HolderVerdict<Caller> {
         let sent = self.renewing.take()?;
         self.is_elsewhere = false;
         let before = self.deadline;
@@ -622,7 +632,7 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// The verdict if the deadline has moved since `before`, or if the watchdog's last renewal is confirmed.
-    fn proved(&mut self, before: Point, was_last: bool) -> HolderVerdict<C> {
+    fn proved(&mut self, before: Point, was_last: bool) -> HolderVerdict<Caller> {
         let tenure_ends = self.deadline;
         let lease = self.lease.as_mut()?;
         lease
@@ -632,7 +642,7 @@ impl<C: Clone> Tenure<C> {
         let last = lease.fixed_end.is_none() && lease.renewals == 0;
         let deadline = (deadline > before || was_last).then(|| deadline.moment())?;
         let verdict = LeaseVerdict::Prolonged { deadline, last };
-        Some((lease.who.clone(), verdict))
+        Some((lease.caller.clone(), verdict))
     }
 
     /// A renewal failed, or its outcome is unknown. If it was sent, it may still have taken effect. A new connection
@@ -642,7 +652,7 @@ impl<C: Clone> Tenure<C> {
         error: &OpError,
         now: Point,
         pause: Duration,
-    ) -> HolderVerdict<C> {
+    ) -> HolderVerdict<Caller> {
         let tenure_ends = self.deadline;
         self.renewing = None;
         let lease = self.lease.as_mut().filter(|lease| lease.is_taken())?;
@@ -664,7 +674,7 @@ impl<C: Clone> Tenure<C> {
             lease.renew_at = (lease.renewals > 0 || is_short).then(|| now + pause);
         }
         let verdict = LeaseVerdict::Unrenewed(error.store_error().clone());
-        Some((lease.who.clone(), verdict))
+        Some((lease.caller.clone(), verdict))
     }
 
     /// Whether the watchdog is due, or an extension is not confirmed. A bounded watchdog comes again after
@@ -691,11 +701,11 @@ impl<C: Clone> Tenure<C> {
     }
 
     /// Returns `RenewalLate` once if a renewal is late. The cause does not matter; an outage counts, too.
-    pub(super) fn renewal_late(&mut self, now: Point) -> HolderVerdict<C> {
+    pub(super) fn renewal_late(&mut self, now: Point) -> HolderVerdict<Caller> {
         let tenure_ends = self.deadline;
         let lease = self.lease.as_mut()?;
         lease.late_at(tenure_ends).filter(|at| *at <= now)?;
         lease.late_at = Some(Point::FOREVER);
-        Some((lease.who.clone(), LeaseVerdict::RenewalLate))
+        Some((lease.caller.clone(), LeaseVerdict::RenewalLate))
     }
 }

@@ -35,10 +35,10 @@ pub(super) fn kept_until(on_finish: OnFinish, since: Point) -> Point {
     }
 }
 
-/// One local caller that waits for the key. `C` is the engine's reference to the caller. Each verdict returns it.
+/// What a local caller wants. `Caller` is the engine's reference to it, which comes back with each verdict.
 #[derive(Debug)]
-pub(crate) struct Waiter<C> {
-    pub(crate) who: C,
+pub(crate) struct Request<Caller> {
+    pub(crate) caller: Caller,
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Waiter<C> {
     pub(crate) answer_by: Moment,
 }
 
-impl<C> Waiter<C> {
+impl<Caller> Request<Caller> {
     pub(super) fn is_patient(&self) -> bool {
         self.patience == Patience::Queue
     }
@@ -67,24 +67,24 @@ impl<C> Waiter<C> {
 /// One local caller that wants the lease which another owner left in the store. It is not in the wait queue: nobody else
 /// can be given what it wants.
 #[derive(Debug)]
-pub(super) struct Adopter<C> {
+pub(super) struct Adopter<Caller> {
     pub(super) id: WaiterId,
     /// The owner that left it, as the store has it.
     pub(super) from: Arc<str>,
-    pub(super) waiter: Waiter<C>,
+    pub(super) waiter: Request<Caller>,
 }
 
 /// The waiters of one key in order of arrival.
 ///
 /// Boxed: most keys in use have none.
 #[derive(Debug)]
-pub(super) struct WaitQueue<C>(Option<Box<Waiters<C>>>);
+pub(super) struct WaitQueue<Caller>(Option<Box<Waiters<Caller>>>);
 
 /// The first has no place in the trees: most queues have no other.
 #[derive(Debug)]
-struct Waiters<C> {
-    first: (WaiterId, Waiter<C>),
-    others: BTreeMap<WaiterId, Waiter<C>>,
+struct Waiters<Caller> {
+    first: (WaiterId, Request<Caller>),
+    others: BTreeMap<WaiterId, Request<Caller>>,
     /// When the waits of the others are over.
     by_end: BTreeSet<(Point, WaiterId)>,
     /// Those of the others who ask once.
@@ -95,7 +95,7 @@ struct Waiters<C> {
     busy: WaiterId,
 }
 
-impl<C> WaitQueue<C> {
+impl<Caller> WaitQueue<Caller> {
     pub(super) const fn new() -> Self {
         Self(None)
     }
@@ -117,7 +117,7 @@ impl<C> WaitQueue<C> {
     }
 
     /// Adds the newest arrival.
-    pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<C>) {
+    pub(super) fn push(&mut self, id: WaiterId, waiter: Request<Caller>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
         match &mut self.0 {
             Some(waiters) => {
@@ -138,7 +138,7 @@ impl<C> WaitQueue<C> {
         }
     }
 
-    pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter<C>> {
+    pub(super) fn remove(&mut self, id: WaiterId) -> Option<Request<Caller>> {
         let waiters = self.0.as_mut()?;
         if id != waiters.first.0 {
             return waiters.remove_other(id);
@@ -151,7 +151,7 @@ impl<C> WaitQueue<C> {
         Some(first)
     }
 
-    fn iter_with_ids(&self) -> impl Iterator<Item = (WaiterId, &Waiter<C>)> {
+    fn iter_with_ids(&self) -> impl Iterator<Item = (WaiterId, &Request<Caller>)> {
         self.0.iter().flat_map(|waiters| {
             let (id, first) = &waiters.first;
             let others = waiters.others.iter().map(|(id, waiter)| (*id, waiter));
@@ -159,11 +159,11 @@ impl<C> WaitQueue<C> {
         })
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Waiter<C>> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Request<Caller>> {
         self.iter_with_ids().map(|(_, waiter)| waiter)
     }
 
-    pub(super) fn first(&self) -> Option<&Waiter<C>> {
+    pub(super) fn first(&self) -> Option<&Request<Caller>> {
         self.0.as_ref().map(|waiters| &waiters.first.1)
     }
 
@@ -179,13 +179,13 @@ impl<C> WaitQueue<C> {
         })
     }
 
-    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<C>)> {
+    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Request<Caller>)> {
         let id = self.first_id()?;
         self.remove(id).map(|waiter| (id, waiter))
     }
 
     /// Removes those who ask once and arrived no later than `newest_waiter`.
-    pub(super) fn take_once(&mut self, newest_waiter: WaiterId) -> Vec<Waiter<C>> {
+    pub(super) fn take_once(&mut self, newest_waiter: WaiterId) -> Vec<Request<Caller>> {
         let Some(waiters) = &self.0 else {
             return Vec::new();
         };
@@ -197,7 +197,11 @@ impl<C> WaitQueue<C> {
     }
 
     /// Removes those who arrived no later than `newest_waiter` and ask for no longer ttl.
-    pub(super) fn take_within(&mut self, newest_waiter: WaiterId, ttl: Duration) -> Vec<Waiter<C>> {
+    pub(super) fn take_within(
+        &mut self,
+        newest_waiter: WaiterId,
+        ttl: Duration,
+    ) -> Vec<Request<Caller>> {
         let until_then = self.iter_with_ids();
         let until_then = until_then.take_while(|(id, _)| *id <= newest_waiter);
         let within = until_then.filter(|(_, waiter)| waiter.ttl <= ttl);
@@ -236,7 +240,7 @@ impl<C> WaitQueue<C> {
     }
 
     /// Removes a waiter whose wait is over. Also returns whether others are known to hold the key.
-    pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Waiter<C>, bool)> {
+    pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Request<Caller>, bool)> {
         let waiters = self.0.as_ref()?;
         let (end, id) = waiters.next_end()?;
         let busy = id <= waiters.busy;
@@ -245,9 +249,9 @@ impl<C> WaitQueue<C> {
     }
 }
 
-impl<C> Waiters<C> {
+impl<Caller> Waiters<Caller> {
     /// When a wait is over, if ever. A first answer is awaited for longer.
-    fn end(&self, id: WaiterId, waiter: &Waiter<C>) -> Option<(Point, WaiterId)> {
+    fn end(&self, id: WaiterId, waiter: &Request<Caller>) -> Option<(Point, WaiterId)> {
         let end = match id <= self.answered {
             true => waiter.until,
             false => waiter.until.max(waiter.answer_by),
@@ -261,7 +265,7 @@ impl<C> Waiters<C> {
         first.into_iter().chain(self.by_end.first().copied()).min()
     }
 
-    fn remove_other(&mut self, id: WaiterId) -> Option<Waiter<C>> {
+    fn remove_other(&mut self, id: WaiterId) -> Option<Request<Caller>> {
         let waiter = self.others.remove(&id)?;
         if let Some(end) = self.end(id, &waiter) {
             self.by_end.remove(&end);

@@ -181,7 +181,7 @@ impl Acquisition {
     }
 }
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// Asks the store for the key if that is due. Returns false if there is nothing to do.
     pub(super) fn ask_store(&mut self, cx: &mut EventCx<'_>) -> bool {
         let now = cx.at();
@@ -306,7 +306,7 @@ impl<C: Clone> Turnstile<C> {
                 if self.is_acquisition_wanted()
                     && let Some(adopter) = self.adopters.pop_front()
                 {
-                    self.refuse(adopter.waiter.who, Refusal::NothingToAdopt);
+                    self.refuse(adopter.waiter.caller, Refusal::NothingToAdopt);
                 }
             }
             // To a yield. Entering the new owner recovers it, wherever it is (S3).
@@ -462,7 +462,7 @@ impl<C: Clone> Turnstile<C> {
             self.waiters.take_within(newest, ttl)
         };
         for waiter in refused {
-            self.refuse(waiter.who, Refusal::TooSlow { round_trip });
+            self.refuse(waiter.caller, Refusal::TooSlow { round_trip });
         }
         self.abandon(cx);
     }

@@ -8,7 +8,7 @@ use crate::turnstile::tenure::{LocalLease, Tenure};
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::Refusal;
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// Expires what is over, and sends the renewal that is due. Every event calls this first. So no event handler sees
     /// an expired lease.
     pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
@@ -46,7 +46,7 @@ impl<C: Clone> Turnstile<C> {
             && let Some(adopter) = self.adopters.remove(at)
         {
             let store_error = self.store_error();
-            self.refuse(adopter.waiter.who, Refusal::Failed(store_error));
+            self.refuse(adopter.waiter.caller, Refusal::Failed(store_error));
         }
         self.expire_pending(now);
         let KeyState::Held(tenure) = &mut self.state else {
@@ -54,14 +54,14 @@ impl<C: Clone> Turnstile<C> {
         };
         let away_since = self.trouble.as_ref().filter(|_| self.down);
         let away_since = away_since.map(|trouble| trouble.since);
-        let cause = |tenure: &Tenure<C>, lease: &LocalLease<C>| {
+        let cause = |tenure: &Tenure<Caller>, lease: &LocalLease<Caller>| {
             tenure.cause_of_expiry(lease, now, away_since)
         };
         if tenure.is_over(now) {
             // D5: the store may hold the key for a little longer.
             let owner = tenure.owner();
             let until = tenure.expires_by(now);
-            let lease = tenure.take_lease();
+            let lease = tenure.remove_lease();
             let lost = lease.map(|lease| (cause(tenure, &lease), lease));
             let kept_until = lost.as_ref().and_then(|(_, lease)| lease.kept_if_lost(now));
             if let Some(kept_until) = kept_until {
@@ -74,7 +74,7 @@ impl<C: Clone> Turnstile<C> {
             if let Some((cause, lease)) = lost {
                 self.lose(lease, cause);
             }
-        } else if let Some(lease) = tenure.take_expired_lease(now) {
+        } else if let Some(lease) = tenure.remove_expired_lease(now) {
             let cause = cause(tenure, &lease);
             if let Some(kept_until) = lease.kept_if_lost(now) {
                 self.keep(now, kept_until, None);
@@ -93,7 +93,7 @@ impl<C: Clone> Turnstile<C> {
             } else {
                 Refusal::Failed(self.store_error())
             };
-            self.refuse(waiter.who, refusal);
+            self.refuse(waiter.caller, refusal);
         }
     }
 }

@@ -12,8 +12,8 @@ use crate::turnstile::verdict::LeaseEnd;
 
 /// A finished lease whose end the store has not confirmed yet.
 #[derive(Debug)]
-pub(super) struct Ending<C> {
-    pub(super) who: C,
+pub(super) struct Ending<Caller> {
+    pub(super) caller: Caller,
     /// When the lease expires by itself.
     pub(super) deadline: Point,
 }
@@ -21,10 +21,10 @@ pub(super) struct Ending<C> {
 /// A release, withdrawal, unsubscription or yield, or the end of a lease whose key is kept. It is sent again until an
 /// answer arrives, or until the stored entry has expired.
 #[derive(Debug)]
-pub(super) struct PendingOp<C> {
+pub(super) struct PendingOp<Caller> {
     op: Op,
     /// The lease that it ends, if its holder waits for the answer.
-    pub(super) ending: Option<Ending<C>>,
+    pub(super) ending: Option<Ending<Caller>>,
     /// Whether the store may have done it already.
     may_be_done: bool,
     /// It was refused or lost, and is sent again then.
@@ -35,8 +35,8 @@ pub(super) struct PendingOp<C> {
     kept_until: Option<Point>,
 }
 
-impl<C> PendingOp<C> {
-    pub(super) fn new(op: Op, ending: Option<Ending<C>>, until: Point) -> Self {
+impl<Caller> PendingOp<Caller> {
+    pub(super) fn new(op: Op, ending: Option<Ending<Caller>>, until: Point) -> Self {
         Self {
             op,
             ending,
@@ -51,7 +51,7 @@ impl<C> PendingOp<C> {
     pub(super) fn keep(
         owner: Owner,
         kept_until: Point,
-        ending: Option<Ending<C>>,
+        ending: Option<Ending<Caller>>,
         until: Point,
     ) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl<C> PendingOp<C> {
     }
 }
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// Sends the first pending operation if that is due. It stays the first until it is answered. Returns false if
     /// it is not due.
     pub(super) fn send_pending(&mut self, cx: &mut EventCx<'_>) -> bool {
@@ -130,7 +130,7 @@ impl<C: Clone> Turnstile<C> {
             LeaseEnd::Lost(LossCause::Taken)
         };
         if let Some(ending) = first.ending {
-            self.end_lease(ending.who, end);
+            self.end_lease(ending.caller, end);
         }
     }
 
@@ -149,7 +149,7 @@ impl<C: Clone> Turnstile<C> {
         } else if let Some(PendingOp { ending, .. }) = self.pending.pop_front()
             && let Some(ending) = ending
         {
-            self.end_lease(ending.who, LeaseEnd::Failed(error));
+            self.end_lease(ending.caller, LeaseEnd::Failed(error));
         }
     }
 
@@ -161,7 +161,7 @@ impl<C: Clone> Turnstile<C> {
         }
         for ending in self.take_endings(|ending| now >= ending.deadline) {
             let store_error = self.store_error();
-            self.end_lease(ending.who, LeaseEnd::Failed(store_error));
+            self.end_lease(ending.caller, LeaseEnd::Failed(store_error));
         }
         let mut in_flight = self.is_pending_in_flight();
         self.pending
@@ -169,7 +169,10 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Removes the finished leases for which `over` holds and whose end the store has not confirmed.
-    pub(super) fn take_endings(&mut self, over: impl Fn(&mut Ending<C>) -> bool) -> Vec<Ending<C>> {
+    pub(super) fn take_endings(
+        &mut self,
+        over: impl Fn(&mut Ending<Caller>) -> bool,
+    ) -> Vec<Ending<Caller>> {
         let pending = self.pending.iter_mut();
         pending
             .filter_map(|pending| pending.ending.take_if(&over))

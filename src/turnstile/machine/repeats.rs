@@ -34,7 +34,7 @@ impl Repeats {
     }
 }
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// A store reports that a subscribed key is free. If no grants arrive, ask the store now and not after the pause
     /// (W7). If they do, the key is kept, and our ticket may be the first: ask for how long (M8).
     pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
@@ -67,7 +67,7 @@ impl<C: Clone> Turnstile<C> {
                     && let Some((_, waiter)) = self.waiters.pop_first()
                 {
                     let holding = self.holding(now);
-                    self.refuse(waiter.who, Refusal::Busy(holding));
+                    self.refuse(waiter.caller, Refusal::Busy(holding));
                 }
                 self.ask_policy(now);
             }
@@ -108,11 +108,11 @@ impl<C: Clone> Turnstile<C> {
             // A waiter that asks once arrived after the attempt was sent. It gets an attempt of its own.
             return self.pause_until(now);
         };
-        let who = head.who.clone();
+        let caller = head.caller.clone();
         if let KeyState::Acquiring(acquisition) = &mut self.state
             && acquisition.repeats.asked.replace(id) != Some(id)
         {
-            self.effect(Effect::AskPolicy(who, id));
+            self.effect(Effect::AskPolicy(caller, id));
         }
     }
 

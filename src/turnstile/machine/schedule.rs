@@ -7,9 +7,9 @@ use crate::store::contract::Op;
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::{LeaseEnd, Refusal, WaiterVerdict};
-use crate::turnstile::wait_queue::{Waiter, WaiterId};
+use crate::turnstile::wait_queue::{Request, WaiterId};
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// Does what the state requires.
     pub(super) fn schedule(&mut self, cx: &mut EventCx<'_>) {
         loop {
@@ -41,7 +41,7 @@ impl<C: Clone> Turnstile<C> {
     /// Nobody holds the key in our tenure: passes it to the next local waiter. If it may not be passed, the store gives it
     /// to another registry, by a yield if we have waiters, since they queue again, or else by a release. `ending`: the
     /// turn that has just ended, if this is not the first of a tenure.
-    pub(super) fn next_turn(&mut self, cx: &mut EventCx<'_>, ending: Option<Ending<C>>) {
+    pub(super) fn next_turn(&mut self, cx: &mut EventCx<'_>, ending: Option<Ending<Caller>>) {
         let now = cx.at();
         let KeyState::Held(tenure) = &self.state else {
             return;
@@ -52,7 +52,7 @@ impl<C: Clone> Turnstile<C> {
             && let Some((id, waiter)) = self.waiters.pop_first()
         {
             if let Some(ending) = ending {
-                self.end_lease(ending.who, LeaseEnd::Released);
+                self.end_lease(ending.caller, LeaseEnd::Released);
             }
             return self.grant_lease(cx, id, waiter);
         }
@@ -71,11 +71,11 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Grants the key to a waiter in our tenure.
-    pub(super) fn grant_lease(&mut self, cx: &EventCx<'_>, id: WaiterId, waiter: Waiter<C>) {
+    pub(super) fn grant_lease(&mut self, cx: &EventCx<'_>, id: WaiterId, waiter: Request<Caller>) {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        let who = waiter.who.clone();
+        let caller = waiter.caller.clone();
         let (token, deadline) = tenure.grant(id, waiter, cx.at());
         let verdict = WaiterVerdict::Granted {
             token,
@@ -84,7 +84,7 @@ impl<C: Clone> Turnstile<C> {
                 && cx.ids.rules.local_passes > 0
                 && self.waiters.has_patient(),
         };
-        self.wake_waiter(who, verdict);
+        self.wake_waiter(caller, verdict);
         self.refuse_busy(cx.at(), WaiterId::LAST);
         self.waiters.mark_busy();
     }
@@ -110,7 +110,7 @@ impl<C: Clone> Turnstile<C> {
     /// Refuses those who ask once and arrived no later than `newest_waiter`.
     pub(super) fn refuse_once(&mut self, newest_waiter: WaiterId, refusal: &Refusal) {
         for waiter in self.waiters.take_once(newest_waiter) {
-            self.refuse(waiter.who, refusal.clone());
+            self.refuse(waiter.caller, refusal.clone());
         }
     }
 
@@ -118,20 +118,20 @@ impl<C: Clone> Turnstile<C> {
     pub(super) fn refuse_busy(&mut self, now: Point, newest_waiter: WaiterId) {
         for waiter in self.waiters.take_once(newest_waiter) {
             let holding = self.holding(now);
-            self.refuse(waiter.who, Refusal::Busy(holding));
+            self.refuse(waiter.caller, Refusal::Busy(holding));
         }
     }
 
     pub(super) fn refuse_adopters(&mut self, refusal: &Refusal) {
         while let Some(adopter) = self.adopters.pop_front() {
-            self.refuse(adopter.waiter.who, refusal.clone());
+            self.refuse(adopter.waiter.caller, refusal.clone());
         }
     }
 
     pub(super) fn refuse_all(&mut self, refusal: &Refusal) {
         self.refuse_adopters(refusal);
         while let Some((_, waiter)) = self.waiters.pop_first() {
-            self.refuse(waiter.who, refusal.clone());
+            self.refuse(waiter.caller, refusal.clone());
         }
     }
 }

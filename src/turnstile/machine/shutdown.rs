@@ -6,10 +6,14 @@ use crate::turnstile::ids::EventCx;
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::{LeaseEnd, Refusal};
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// The registry shuts down. Waiters are refused and leases are released. `grace`: until when a holder may end its
     /// work, if it watches its lease.
-    pub(crate) fn close(&mut self, cx: &mut EventCx<'_>, grace: impl FnOnce(&C) -> Option<Moment>) {
+    pub(crate) fn close(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        grace: impl FnOnce(&Caller) -> Option<Moment>,
+    ) {
         self.turn_away(cx);
         if !self.give_grace(grace) {
             self.close_lease(cx);
@@ -33,7 +37,7 @@ impl<C: Clone> Turnstile<C> {
     }
 
     /// Whether there is a holder that has time to end its work.
-    fn give_grace(&mut self, grace: impl FnOnce(&C) -> Option<Moment>) -> bool {
+    fn give_grace(&mut self, grace: impl FnOnce(&Caller) -> Option<Moment>) -> bool {
         let until = self.holder().and_then(grace);
         let KeyState::Held(tenure) = &mut self.state else {
             return false;
@@ -54,18 +58,18 @@ impl<C: Clone> Turnstile<C> {
         let KeyState::Held(tenure) = &mut self.state else {
             return;
         };
-        let Some(lease) = tenure.take_lease() else {
+        let Some(lease) = tenure.remove_lease() else {
             return;
         };
         if !lease.is_taken() {
-            return self.refuse(lease.who, Refusal::Closed);
+            return self.refuse(lease.caller, Refusal::Closed);
         }
         match lease.kept_if_closed(cx.at()) {
             Some(Point::FOREVER) => self.let_expire(cx),
             Some(until) => self.keep(cx.at(), until, None),
             None => {}
         }
-        self.end_lease(lease.who, LeaseEnd::Closed);
+        self.end_lease(lease.caller, LeaseEnd::Closed);
     }
 
     /// The registry closes its session. Pending operations get no answer, so callers that wait for one get a verdict.
@@ -75,7 +79,7 @@ impl<C: Clone> Turnstile<C> {
         self.close_lease(cx);
         self.schedule(cx);
         for ending in self.take_endings(|_| true) {
-            self.end_lease(ending.who, LeaseEnd::Closed);
+            self.end_lease(ending.caller, LeaseEnd::Closed);
         }
     }
 }

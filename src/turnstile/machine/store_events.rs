@@ -19,7 +19,7 @@ fn epoch_fault(epoch: u64) -> Option<StoreError> {
     (!is_epoch(epoch)).then(|| StoreError::lasting(fault()))
 }
 
-impl<C: Clone> Turnstile<C> {
+impl<Caller: Clone> Turnstile<Caller> {
     /// Handles the one answer to an op.
     pub(crate) fn replied(
         &mut self,
@@ -132,7 +132,7 @@ impl<C: Clone> Turnstile<C> {
             }
             Ok(Outcome::Lost) => {
                 // O6: the owner is retired. Nothing is sent for it.
-                let lost = tenure.take_lease();
+                let lost = tenure.remove_lease();
                 let cause = match tenure.is_elsewhere() {
                     true => LossCause::ServerChanged,
                     false => LossCause::Taken,

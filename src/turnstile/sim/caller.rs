@@ -10,7 +10,7 @@ use super::world::{Event, KeyId, World};
 use crate::base::clock::Moment;
 use crate::base::{Mode, OnFinish};
 use crate::turnstile::{
-    LeaseEnd, LeaseVerdict, Patience, Refusal, Verdict, Waiter, WaiterId, WaiterVerdict,
+    LeaseEnd, LeaseVerdict, Patience, Refusal, Request, Verdict, WaiterId, WaiterVerdict,
 };
 
 pub(super) type CallerId = usize;
@@ -181,8 +181,8 @@ impl World {
         caller.visit += 1;
         let visit = caller.visit;
         (caller.pauses, caller.pause) = (pauses, pause);
-        let waiter = Waiter {
-            who: id,
+        let waiter = Request {
+            caller: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
             on_finish: caller.on_finish,
@@ -424,7 +424,7 @@ impl World {
                 let token = self.callers[id].token;
                 self.note(|_| format!("r{process} k{key} c{id} sees its token {token}"));
                 self.referee.sealed.insert((key, token / 64));
-                self.feed(process, key, |lines, cx| lines.seal(cx, waiter));
+                self.feed(process, key, |lines, cx| lines.forbid_passes(cx, waiter));
             }
             let holds = &self.profile.holds;
             let most = holds[self.rng.below(holds.len() as u64) as usize];

@@ -213,10 +213,10 @@ fn wins_late(harness: &mut Harness) -> Owner {
 
 /// What a waiter is told that the store's last answer took.
 #[track_caller]
-fn too_slow(harness: &mut Harness, who: &str) -> Duration {
-    match harness.refused(who) {
+fn too_slow(harness: &mut Harness, caller: &str) -> Duration {
+    match harness.refused(caller) {
         Refusal::TooSlow { round_trip } => round_trip,
-        other => panic!("{who} was to be told that the store is too slow, not {other:?}"),
+        other => panic!("{caller} was to be told that the store is too slow, not {other:?}"),
     }
 }
 
@@ -227,9 +227,9 @@ fn d4_the_third_win_in_a_row_that_is_over_is_given_back() {
     // Enter, attempt and listen.
     for (queue, once) in [(true, false), (true, true), (false, false)] {
         let mut harness = Harness::with(rules(), queue);
-        for (who, ttl) in [("a", 1000), ("b", 800), ("long", 5000)] {
+        for (caller, ttl) in [("a", 1000), ("b", 800), ("long", 5000)] {
             let wish = fixed(ttl);
-            harness.arrive(who, if once { wish.once() } else { wish });
+            harness.arrive(caller, if once { wish.once() } else { wish });
         }
         let owner = wins_late(&mut harness);
         harness.untold("a");

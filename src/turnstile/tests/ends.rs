@@ -4,10 +4,10 @@ use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, Verdict, WaiterVerdict};
 
-fn prolonged(harness: &mut Harness, who: &'static str) -> u64 {
-    match harness.lease_told(who) {
+fn prolonged(harness: &mut Harness, caller: &'static str) -> u64 {
+    match harness.lease_told(caller) {
         LeaseVerdict::Prolonged { deadline, .. } => deadline.as_micros() as u64,
-        other => panic!("{who} was to be prolonged, not told {other:?}"),
+        other => panic!("{caller} was to be prolonged, not told {other:?}"),
     }
 }
 

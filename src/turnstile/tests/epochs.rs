@@ -10,8 +10,8 @@ const FIRST_OUT: u64 = LAST + 1;
 
 /// The caller reads why, asking again is of no use, and the key is free again.
 #[track_caller]
-fn assert_refused(harness: &mut Harness, who: &'static str, owner: Owner) {
-    match harness.refused(who) {
+fn assert_refused(harness: &mut Harness, caller: &'static str, owner: Owner) {
+    match harness.refused(caller) {
         Refusal::Failed(error) => {
             assert!(!error.is_retryable());
             assert!(error.to_string().contains("out of range"), "{error}");

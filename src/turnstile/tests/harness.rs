@@ -9,8 +9,8 @@ use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Occupant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Rules, Verdict,
-    Waiter, WaiterId, WaiterVerdict,
+    Effect, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Request, Rules,
+    Verdict, WaiterId, WaiterVerdict,
 };
 
 /// For this long the store's first answer is awaited.
@@ -180,9 +180,9 @@ impl Harness {
         while let Some(effect) = self.turnstile.next_effect() {
             match effect {
                 Effect::Send(op) => self.sent.push_back(op),
-                Effect::Wake(who, verdict) => self.told.push((who, verdict)),
-                Effect::AskPolicy(who, id) => {
-                    self.asked.push(who);
+                Effect::Wake(caller, verdict) => self.told.push((caller, verdict)),
+                Effect::AskPolicy(caller, id) => {
+                    self.asked.push(caller);
                     let (pause, now, ids) = (self.pause, self.now, &mut self.ids);
                     self.turnstile
                         .on_pause(&mut EventCx::new(now, ids), id, pause);
@@ -221,21 +221,21 @@ impl Harness {
         self.now = ms(millis);
     }
 
-    pub(super) fn arrive(&mut self, who: &'static str, wish: Wish) -> WaiterId {
-        let waiter = self.waiter(who, wish);
+    pub(super) fn arrive(&mut self, caller: &'static str, wish: Wish) -> WaiterId {
+        let waiter = self.waiter(caller, wish);
         self.feed(|turnstile, cx| turnstile.arrive(cx, waiter, 0))
     }
 
     /// Somebody adopts what `from` left, and wants to know soon.
-    pub(super) fn adopt(&mut self, who: &'static str, from: &str, wish: Wish) -> WaiterId {
-        let waiter = self.waiter(who, wish.once());
+    pub(super) fn adopt(&mut self, caller: &'static str, from: &str, wish: Wish) -> WaiterId {
+        let waiter = self.waiter(caller, wish.once());
         let from = from.into();
         self.feed(|turnstile, cx| turnstile.adopt(cx, from, waiter))
     }
 
-    fn waiter(&self, who: &'static str, wish: Wish) -> Waiter<&'static str> {
-        Waiter {
-            who,
+    fn waiter(&self, caller: &'static str, wish: Wish) -> Request<&'static str> {
+        Request {
+            caller,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
             on_finish: wish.on_finish,
@@ -274,8 +274,8 @@ impl Harness {
     }
 
     /// The holder has seen its token.
-    pub(super) fn seal(&mut self, id: WaiterId) {
-        self.feed(|turnstile, _| turnstile.seal(id));
+    pub(super) fn forbid_passes(&mut self, id: WaiterId) {
+        self.feed(|turnstile, _| turnstile.forbid_passes(id));
     }
 
     /// The lease is to last so many milliseconds from now: until when, in microseconds.
@@ -368,9 +368,9 @@ impl Harness {
 
     /// The next verdict of this caller; those of others stay.
     #[track_caller]
-    pub(super) fn told(&mut self, who: &str) -> Verdict {
-        let at = self.told.iter().position(|(told, _)| *told == who);
-        let at = at.unwrap_or_else(|| panic!("{who} was to be told something"));
+    pub(super) fn told(&mut self, caller: &str) -> Verdict {
+        let at = self.told.iter().position(|(told, _)| *told == caller);
+        let at = at.unwrap_or_else(|| panic!("{caller} was to be told something"));
         self.told.remove(at).1
     }
 
@@ -381,42 +381,42 @@ impl Harness {
 
     /// What a waiter is told.
     #[track_caller]
-    pub(super) fn waiter_told(&mut self, who: &str) -> WaiterVerdict {
-        match self.told(who) {
+    pub(super) fn waiter_told(&mut self, caller: &str) -> WaiterVerdict {
+        match self.told(caller) {
             Verdict::Waiter(verdict) => verdict,
-            Verdict::Lease(verdict) => panic!("{who} waits, and is told {verdict:?}"),
+            Verdict::Lease(verdict) => panic!("{caller} waits, and is told {verdict:?}"),
         }
     }
 
     /// Why a waiter does not get the key.
     #[track_caller]
-    pub(super) fn refused(&mut self, who: &str) -> Refusal {
-        match self.waiter_told(who) {
+    pub(super) fn refused(&mut self, caller: &str) -> Refusal {
+        match self.waiter_told(caller) {
             WaiterVerdict::Refused(refusal) => refusal,
-            other => panic!("{who} was to be refused, not told {other:?}"),
+            other => panic!("{caller} was to be refused, not told {other:?}"),
         }
     }
 
     /// A waiter is told that others have the key: who, and for how long.
     #[track_caller]
-    pub(super) fn refused_for(&mut self, who: &str) -> Option<(String, Option<Duration>)> {
-        match self.refused(who) {
+    pub(super) fn refused_for(&mut self, caller: &str) -> Option<(String, Option<Duration>)> {
+        match self.refused(caller) {
             Refusal::Busy(holding) => holding.map(|holding| match *holding {
                 Holding::Here { owner, left } => (format!("ours {}", owner.sequence), Some(left)),
                 Holding::There { occupant, left } => (occupant.owner.to_string(), left),
             }),
-            other => panic!("{who} was to be told who has the key, not {other:?}"),
+            other => panic!("{caller} was to be told who has the key, not {other:?}"),
         }
     }
 
     /// A lease was lost: why.
     #[track_caller]
-    pub(super) fn lost(&mut self, who: &str) -> LossCause {
+    pub(super) fn lost(&mut self, caller: &str) -> LossCause {
         loop {
-            match self.lease_told(who) {
+            match self.lease_told(caller) {
                 LeaseVerdict::Ended(LeaseEnd::Lost(cause)) => return cause,
                 LeaseVerdict::Ended(end) => {
-                    panic!("the lease of {who} was to be lost, not {end:?}")
+                    panic!("the lease of {caller} was to be lost, not {end:?}")
                 }
                 _ => {}
             }
@@ -425,39 +425,39 @@ impl Harness {
 
     /// What a holder is told.
     #[track_caller]
-    pub(super) fn lease_told(&mut self, who: &str) -> LeaseVerdict {
-        match self.told(who) {
+    pub(super) fn lease_told(&mut self, caller: &str) -> LeaseVerdict {
+        match self.told(caller) {
             Verdict::Lease(verdict) => verdict,
-            Verdict::Waiter(verdict) => panic!("{who} holds, and is told {verdict:?}"),
+            Verdict::Waiter(verdict) => panic!("{caller} holds, and is told {verdict:?}"),
         }
     }
 
     /// How a lease has ended.
     #[track_caller]
-    pub(super) fn ended(&mut self, who: &str) -> LeaseEnd {
-        match self.lease_told(who) {
+    pub(super) fn ended(&mut self, caller: &str) -> LeaseEnd {
+        match self.lease_told(caller) {
             LeaseVerdict::Ended(end) => end,
-            other => panic!("the lease of {who} was to end, not to be told {other:?}"),
+            other => panic!("the lease of {caller} was to end, not to be told {other:?}"),
         }
     }
 
     #[track_caller]
-    pub(super) fn untold(&self, who: &str) {
-        let verdict = self.told.iter().find(|(told, _)| *told == who);
-        assert!(verdict.is_none(), "{who} was told {verdict:?}");
+    pub(super) fn untold(&self, caller: &str) {
+        let verdict = self.told.iter().find(|(told, _)| *told == caller);
+        assert!(verdict.is_none(), "{caller} was told {verdict:?}");
     }
 
     /// Somebody was granted: the token and the deadline in microseconds.
     #[track_caller]
-    pub(super) fn granted(&mut self, who: &str) -> (u64, u64) {
-        let (token, deadline, _) = self.granted_leading(who);
+    pub(super) fn granted(&mut self, caller: &str) -> (u64, u64) {
+        let (token, deadline, _) = self.granted_leading(caller);
         (token, deadline)
     }
 
     /// The same, and whether it is the first of several.
     #[track_caller]
-    pub(super) fn granted_leading(&mut self, who: &str) -> (u64, u64, bool) {
-        match self.waiter_told(who) {
+    pub(super) fn granted_leading(&mut self, caller: &str) -> (u64, u64, bool) {
+        match self.waiter_told(caller) {
             WaiterVerdict::Granted {
                 token,
                 deadline,
@@ -467,17 +467,22 @@ impl Harness {
                 deadline.as_micros() as u64,
                 is_first_of_several,
             ),
-            other => panic!("{who} was to be granted, not told {other:?}"),
+            other => panic!("{caller} was to be granted, not told {other:?}"),
         }
     }
 
     /// Somebody alone comes, asks a free store, and takes the lease.
     #[track_caller]
-    pub(super) fn hold(&mut self, who: &'static str, wish: Wish, epoch: u64) -> (WaiterId, Owner) {
-        let id = self.arrive(who, wish);
+    pub(super) fn hold(
+        &mut self,
+        caller: &'static str,
+        wish: Wish,
+        epoch: u64,
+    ) -> (WaiterId, Owner) {
+        let id = self.arrive(caller, wish);
         let op = self.sent();
         self.reply(&op, Outcome::Won { epoch });
-        self.granted(who);
+        self.granted(caller);
         assert!(self.take(id));
         (id, asker(&op))
     }

@@ -34,9 +34,9 @@ impl Shop {
         self.now += millis * 1000;
     }
 
-    fn with<R>(&mut self, who: &str, what: impl FnOnce(&mut Keyspace, Asking<'_>) -> R) -> R {
+    fn with<R>(&mut self, caller: &str, what: impl FnOnce(&mut Keyspace, Asking<'_>) -> R) -> R {
         let (prefix, instance, key): (Arc<str>, Arc<str>, Arc<str>) =
-            (PREFIX.into(), who.into(), KEY.into());
+            (PREFIX.into(), caller.into(), KEY.into());
         let asking = Asking {
             prefix: &prefix,
             instance: &instance,
@@ -46,11 +46,11 @@ impl Shop {
         what(&mut self.keyspace, asking)
     }
 
-    fn apply(&mut self, who: &str, op: &Op) -> (Outcome, Option<Delivery>) {
+    fn apply(&mut self, caller: &str, op: &Op) -> (Outcome, Option<Delivery>) {
         let dead = self.dead.clone();
         let live = |instance: &Arc<str>| !dead.contains(&**instance);
         let now = self.now;
-        let applied = self.with(who, |keyspace, asking| keyspace.apply(asking, op, &live));
+        let applied = self.with(caller, |keyspace, asking| keyspace.apply(asking, op, &live));
         let Answer { at, outcome } = applied.answer;
         let mut deliveries = applied.deliveries.into_iter();
         let granted = deliveries.next();
@@ -59,42 +59,54 @@ impl Shop {
         (outcome, granted)
     }
 
-    fn enter(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
+    fn enter(&mut self, caller: &str, owner: u64, ttl: u64) -> Outcome {
         let (owner, ttl) = (Owner::exclusive(owner), ms(ttl));
         let score = None;
-        self.apply(who, &Op::Enter { owner, ttl, score }).0
+        self.apply(caller, &Op::Enter { owner, ttl, score }).0
     }
 
     /// The tickets, and the subscribers.
     fn tickets(&mut self) -> Vec<String> {
         let tickets = self.with("nobody", Keyspace::tickets);
-        tickets.iter().map(|(who, _)| who.to_string()).collect()
+        tickets
+            .iter()
+            .map(|(caller, _)| caller.to_string())
+            .collect()
     }
 
     fn listeners(&mut self) -> Vec<String> {
         let listeners = self.with("nobody", Keyspace::listeners);
-        listeners.iter().map(|(who, _)| who.to_string()).collect()
+        listeners
+            .iter()
+            .map(|(caller, _)| caller.to_string())
+            .collect()
     }
 
-    fn attempt(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
+    fn attempt(&mut self, caller: &str, owner: u64, ttl: u64) -> Outcome {
         let (owner, ttl) = (Owner::exclusive(owner), ms(ttl));
-        self.apply(who, &Op::Attempt { owner, ttl }).0
+        self.apply(caller, &Op::Attempt { owner, ttl }).0
     }
 
-    fn release(&mut self, who: &str, owner: u64) -> (Outcome, Option<Delivery>) {
+    fn release(&mut self, caller: &str, owner: u64) -> (Outcome, Option<Delivery>) {
         let owner = Owner::exclusive(owner);
-        self.apply(who, &Op::Release { owner })
+        self.apply(caller, &Op::Release { owner })
     }
 
-    fn hand_on(&mut self, who: &str, old: u64, new: u64, ttl: u64) -> (Outcome, Option<Delivery>) {
+    fn hand_on(
+        &mut self,
+        caller: &str,
+        old: u64,
+        new: u64,
+        ttl: u64,
+    ) -> (Outcome, Option<Delivery>) {
         let (old, new, ttl) = (Owner::exclusive(old), Owner::exclusive(new), ms(ttl));
-        self.apply(who, &Op::Yield { old, new, ttl })
+        self.apply(caller, &Op::Yield { old, new, ttl })
     }
 
-    fn renew(&mut self, who: &str, owner: u64, ttl: u64) -> Outcome {
+    fn renew(&mut self, caller: &str, owner: u64, ttl: u64) -> Outcome {
         let (owner, ttl) = (Owner::exclusive(owner), ms(ttl));
         self.apply(
-            who,
+            caller,
             &Op::Renew {
                 owner,
                 ttl,
@@ -104,9 +116,9 @@ impl Shop {
         .0
     }
 
-    fn adopt(&mut self, who: &str, owner: u64, from: &str, ttl: u64) -> Outcome {
+    fn adopt(&mut self, caller: &str, owner: u64, from: &str, ttl: u64) -> Outcome {
         let (owner, from, ttl) = (Owner::exclusive(owner), from.into(), ms(ttl));
-        self.apply(who, &Op::Adopt { owner, from, ttl }).0
+        self.apply(caller, &Op::Adopt { owner, from, ttl }).0
     }
 
     fn key_status(&mut self) -> (Option<String>, Option<Duration>, u64) {
@@ -266,8 +278,8 @@ fn f1_a_free_key_leaves_nothing() {
 fn s2_a_hand_over_goes_to_the_first_live_ticket() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 1000);
-    for who in ["b", "c", "d"] {
-        shop.enter(who, 1, 500);
+    for caller in ["b", "c", "d"] {
+        shop.enter(caller, 1, 500);
         shop.pass(1);
     }
     shop.dead.insert("b");
@@ -578,8 +590,8 @@ fn m8_a_key_may_be_kept_for_longer_than_its_ttl() {
 fn m8_the_first_ticket_that_is_alive_is_told() {
     let mut shop = Shop::new();
     shop.attempt("a", 1, 900);
-    for who in ["b", "c", "d"] {
-        shop.enter(who, 1, 900);
+    for caller in ["b", "c", "d"] {
+        shop.enter(caller, 1, 900);
     }
     shop.dead.insert("b");
     let (owner, left) = (Owner::exclusive(1), ms(5000));

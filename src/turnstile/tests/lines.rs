@@ -7,8 +7,8 @@ use crate::base::clock::{FOREVER, Moment};
 use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, Patience, Refusal, Rules, Verdict, Waiter,
-    WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, Patience, Refusal, Request, Rules,
+    Verdict, WaiterId, WaiterVerdict,
 };
 
 /// The lines of one key, and somebody who plays their callers and their store.
@@ -39,20 +39,20 @@ impl Key {
         while let Some(effect) = self.lines.next_effect() {
             match effect {
                 Effect::Send(op) => self.sent.push_back(op),
-                Effect::Wake(who, verdict) => self.told.push((who, verdict)),
+                Effect::Wake(caller, verdict) => self.told.push((caller, verdict)),
                 Effect::AskPolicy(..) => unreachable!("the store has a queue"),
             }
         }
         result
     }
 
-    fn arrive(&mut self, who: &'static str, mode: Mode) -> WaiterId {
-        let waiter = self.waiter(who);
+    fn arrive(&mut self, caller: &'static str, mode: Mode) -> WaiterId {
+        let waiter = self.waiter(caller);
         self.feed(|lines, cx| lines.arrive(cx, mode, waiter))
     }
 
     fn arrive_until(&mut self, mode: Mode, until: Moment) -> Op {
-        let waiter = Waiter {
+        let waiter = Request {
             until,
             ..self.waiter("any")
         };
@@ -60,9 +60,9 @@ impl Key {
         self.sent().remove(0)
     }
 
-    fn waiter(&self, who: &'static str) -> Waiter<&'static str> {
-        Waiter {
-            who,
+    fn waiter(&self, caller: &'static str) -> Request<&'static str> {
+        Request {
+            caller,
             ttl: ms(30_000),
             renewals: 0,
             on_finish: OnFinish::Release,
@@ -115,9 +115,9 @@ impl Key {
         readers.collect()
     }
 
-    fn is_granted(&self, who: &str) -> bool {
+    fn is_granted(&self, caller: &str) -> bool {
         self.told.iter().any(|(told, verdict)| {
-            *told == who && matches!(verdict, Verdict::Waiter(WaiterVerdict::Granted { .. }))
+            *told == caller && matches!(verdict, Verdict::Waiter(WaiterVerdict::Granted { .. }))
         })
     }
 }
@@ -152,8 +152,8 @@ fn m6_each_shared_lease_is_its_own_owner() {
     assert_eq!(key.lines.holders().count(), 1, "nothing is passed on");
     // It is found lost, and the other is not.
     key.wait_until(31_000);
-    let lost = |key: &Key, who| {
-        let verdict = key.told.iter().rev().find(|(told, _)| *told == who);
+    let lost = |key: &Key, caller| {
+        let verdict = key.told.iter().rev().find(|(told, _)| *told == caller);
         matches!(
             verdict,
             Some((_, Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Lost(_)))))
@@ -323,8 +323,8 @@ fn w1_shared_waiters_fill_the_queue() {
     }
     for mode in [Mode::Shared, Mode::Exclusive] {
         key.arrive("late", mode);
-        let (who, verdict) = key.told.pop().unwrap();
-        assert_eq!(who, "late");
+        let (caller, verdict) = key.told.pop().unwrap();
+        assert_eq!(caller, "late");
         assert!(matches!(
             verdict,
             Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))

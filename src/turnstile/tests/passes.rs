@@ -59,7 +59,7 @@ fn f4_a_tenure_whose_token_was_seen_is_not_passed_on() {
     let mut harness = Harness::with(rules(), true);
     let (a, _) = harness.hold("a", fixed(1000), 5);
     harness.arrive("b", fixed(1000));
-    harness.seal(a);
+    harness.forbid_passes(a);
     harness.finish(a);
     harness.untold("b");
     assert!(matches!(harness.sent(), Op::Yield { .. }));
@@ -75,7 +75,7 @@ fn f4_a_fixed_lease_whose_token_was_seen_ends_its_tenure() {
     assert!(matches!(harness.ended("a"), LeaseEnd::Released));
     harness.granted("b");
     harness.take(b);
-    harness.seal(b);
+    harness.forbid_passes(b);
     harness.arrive("c", fixed(300));
     harness.wait_until(1400);
     assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
@@ -372,10 +372,10 @@ fn w6_with_nobody_in_the_queue_the_key_is_released() {
 fn w6_within_a_registry_turns_go_in_order_of_arrival() {
     let mut harness = Harness::new();
     let (mut id, _) = harness.hold("a", fixed(1000), 5);
-    let line = ["b", "c", "d"].map(|who| (who, harness.arrive(who, fixed(1000))));
-    for (who, next) in line {
+    let line = ["b", "c", "d"].map(|caller| (caller, harness.arrive(caller, fixed(1000))));
+    for (caller, next) in line {
         harness.finish(id);
-        harness.granted(who);
+        harness.granted(caller);
         assert!(harness.take(next));
         id = next;
     }

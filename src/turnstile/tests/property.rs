@@ -11,7 +11,7 @@ use crate::base::{Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Rules, Verdict, Waiter,
+    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Request, Rules, Verdict,
     WaiterId, WaiterVerdict,
 };
 
@@ -206,7 +206,7 @@ impl Bench {
             effects += 1;
             match effect {
                 Effect::Send(op) => self.sent(op),
-                Effect::Wake(who, verdict) => self.told(who, &verdict),
+                Effect::Wake(caller, verdict) => self.told(caller, &verdict),
                 Effect::AskPolicy(_, id) => self.asked.push(id),
             }
         }
@@ -274,9 +274,9 @@ impl Bench {
         assert!(others.count() <= 1, "I2: {:?}", self.flying);
     }
 
-    fn told(&mut self, who: usize, verdict: &Verdict) {
-        let stage = self.callers[who].1;
-        if self.leaving == Some(who) {
+    fn told(&mut self, caller: usize, verdict: &Verdict) {
+        let stage = self.callers[caller].1;
+        if self.leaving == Some(caller) {
             return;
         }
         let next = match (verdict, stage) {
@@ -303,10 +303,10 @@ impl Bench {
                     .callers
                     .iter()
                     .position(|(_, stage)| *stage == Stage::Waiting);
-                let adopts = self.adopters.contains(&who);
+                let adopts = self.adopters.contains(&caller);
                 assert!(
-                    adopts || first == Some(who),
-                    "it is the turn of {first:?}, not of {who}"
+                    adopts || first == Some(caller),
+                    "it is the turn of {first:?}, not of {caller}"
                 );
                 Stage::Granted
             }
@@ -320,8 +320,8 @@ impl Bench {
             (Verdict::Lease(LeaseVerdict::Unrenewed(_)), Stage::Holding | Stage::Closing) => stage,
             (Verdict::Lease(LeaseVerdict::RenewalLate), Stage::Holding | Stage::Closing) => {
                 assert!(
-                    self.late.insert(who),
-                    "{who} is told twice that its renewal is late"
+                    self.late.insert(caller),
+                    "{caller} is told twice that its renewal is late"
                 );
                 stage
             }
@@ -350,7 +350,7 @@ impl Bench {
                 Stage::Finishing,
             ) => Stage::Done,
             (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)), Stage::Finishing)
-                if self.overdue == Some(who) =>
+                if self.overdue == Some(caller) =>
             {
                 Stage::Done
             }
@@ -358,18 +358,18 @@ impl Bench {
                 Verdict::Waiter(WaiterVerdict::Refused(Refusal::TooSlow { round_trip })),
                 Stage::Waiting,
             ) => {
-                let end = end_of(Moment::ZERO, self.ttls[who]);
+                let end = end_of(Moment::ZERO, self.ttls[caller]);
                 assert!(end <= *round_trip, "D4: {round_trip:?} is in time");
                 Stage::Done
             }
             (Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)), Stage::Waiting)
-                if self.adopters.contains(&who) =>
+                if self.adopters.contains(&caller) =>
             {
                 Stage::Done
             }
-            _ => panic!("I5: {who} is {stage:?}, and is told {verdict:?}"),
+            _ => panic!("I5: {caller} is {stage:?}, and is told {verdict:?}"),
         };
-        self.callers[who].1 = next;
+        self.callers[caller].1 = next;
     }
 
     /// I4.
@@ -516,26 +516,26 @@ impl Bench {
 
     fn nth(&self, n: usize, stages: &[Stage]) -> Option<(usize, WaiterId)> {
         let mut fit = Vec::new();
-        for (who, (id, stage)) in self.callers.iter().enumerate() {
+        for (caller, (id, stage)) in self.callers.iter().enumerate() {
             if stages.contains(stage) {
-                fit.push((who, *id));
+                fit.push((caller, *id));
             }
         }
         (!fit.is_empty()).then(|| fit[n % fit.len()])
     }
 
-    fn leave(&mut self, who: usize, id: WaiterId) {
-        self.leaving = Some(who);
-        self.callers[who].1 = Stage::Done;
+    fn leave(&mut self, caller: usize, id: WaiterId) {
+        self.leaving = Some(caller);
+        self.callers[caller].1 = Stage::Done;
         self.feed(|turnstile, cx| turnstile.leave(cx, id));
         self.leaving = None;
     }
 
-    fn finish(&mut self, who: usize, id: WaiterId, keeps: Option<bool>) {
+    fn finish(&mut self, caller: usize, id: WaiterId, keeps: Option<bool>) {
         let is_over = self.grace.is_some_and(|until| until <= self.now);
-        let is_closing = self.callers[who].1 == Stage::Closing;
-        self.overdue = (is_over && is_closing).then_some(who);
-        self.callers[who].1 = Stage::Finishing;
+        let is_closing = self.callers[caller].1 == Stage::Closing;
+        self.overdue = (is_over && is_closing).then_some(caller);
+        self.callers[caller].1 = Stage::Finishing;
         let kept = self.put_in(|turnstile, cx| match keeps {
             Some(keeps) => turnstile.finish(cx, id, keeps),
             None => turnstile.detach(cx, id),
@@ -544,25 +544,25 @@ impl Bench {
         self.drain();
         self.overdue = None;
         assert!(
-            kept.is_none() || self.callers[who].1 == Stage::Done,
+            kept.is_none() || self.callers[caller].1 == Stage::Done,
             "what is kept is told at once"
         );
     }
 
-    fn extend(&mut self, who: usize, id: WaiterId, ttl: u64) {
+    fn extend(&mut self, caller: usize, id: WaiterId, ttl: u64) {
         let until = self.feed(|turnstile, cx| turnstile.extend(cx, id, ms(ttl)));
-        let held = self.callers[who].1 == Stage::Holding;
-        assert_eq!(until.is_some(), held, "{who} is extended to {until:?}");
+        let held = self.callers[caller].1 == Stage::Holding;
+        assert_eq!(until.is_some(), held, "{caller} is extended to {until:?}");
     }
 
-    fn take(&mut self, who: usize, id: WaiterId) {
+    fn take(&mut self, caller: usize, id: WaiterId) {
         let taken = self.put_in(|turnstile, cx| turnstile.take(cx, id));
         if taken {
-            self.callers[who].1 = Stage::Holding;
+            self.callers[caller].1 = Stage::Holding;
         }
         self.drain();
         assert!(
-            taken || self.callers[who].1 == Stage::Done,
+            taken || self.callers[caller].1 == Stage::Done,
             "a turn is lost untold"
         );
     }
@@ -586,9 +586,9 @@ impl Bench {
                 on_finish,
                 wait,
             } => {
-                let who = self.callers.len();
-                let waiter = Waiter {
-                    who,
+                let caller = self.callers.len();
+                let waiter = Request {
+                    caller,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
                     on_finish,
@@ -607,9 +607,9 @@ impl Bench {
                 self.drain();
             }
             Step::Adopt { ttl, wait } => {
-                let who = self.callers.len();
-                let waiter = Waiter {
-                    who,
+                let caller = self.callers.len();
+                let waiter = Request {
+                    caller,
                     ttl: ms(ttl),
                     renewals: 0,
                     on_finish: OnFinish::Release,
@@ -622,39 +622,39 @@ impl Bench {
                 let from = "other:1".into();
                 let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));
                 self.callers.push((id, Stage::Waiting));
-                self.adopters.insert(who);
+                self.adopters.insert(caller);
                 self.drain();
             }
             Step::Leave(n) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Waiting, Stage::Granted]) {
-                    self.leave(who, id);
+                if let Some((caller, id)) = self.nth(n, &[Stage::Waiting, Stage::Granted]) {
+                    self.leave(caller, id);
                 }
             }
             Step::Take(n) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Granted]) {
-                    self.take(who, id);
+                if let Some((caller, id)) = self.nth(n, &[Stage::Granted]) {
+                    self.take(caller, id);
                 }
             }
             Step::Finish { whose, keeps } => {
-                if let Some((who, id)) = self.nth(whose, &[Stage::Holding, Stage::Closing]) {
-                    self.finish(who, id, Some(keeps));
+                if let Some((caller, id)) = self.nth(whose, &[Stage::Holding, Stage::Closing]) {
+                    self.finish(caller, id, Some(keeps));
                 }
             }
             Step::Detach(n) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
-                    self.finish(who, id, None);
+                if let Some((caller, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
+                    self.finish(caller, id, None);
                 }
             }
             Step::Extend(n, ttl) => {
-                if let Some((who, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
-                    self.extend(who, id, ttl);
+                if let Some((caller, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
+                    self.extend(caller, id, ttl);
                 }
             }
             Step::Seal(n) => {
                 if let Some((_, id)) = self.nth(n, &[Stage::Holding]) {
                     // Only one holds it, with the last token.
                     self.sealed.insert(self.last_token / 64);
-                    self.feed(|turnstile, _| turnstile.seal(id));
+                    self.feed(|turnstile, _| turnstile.forbid_passes(id));
                 }
             }
             Step::Reply {
@@ -710,11 +710,11 @@ impl Bench {
     fn wind_up(&mut self) {
         self.up(true);
         for _ in 0..400 {
-            while let Some((who, id)) = self.nth(0, &[Stage::Waiting, Stage::Granted]) {
-                self.leave(who, id);
+            while let Some((caller, id)) = self.nth(0, &[Stage::Waiting, Stage::Granted]) {
+                self.leave(caller, id);
             }
-            if let Some((who, id)) = self.nth(0, &[Stage::Holding, Stage::Closing]) {
-                self.finish(who, id, Some(false));
+            if let Some((caller, id)) = self.nth(0, &[Stage::Holding, Stage::Closing]) {
+                self.finish(caller, id, Some(false));
             }
             if self.turnstile.is_idle() && self.flying.is_empty() {
                 break;

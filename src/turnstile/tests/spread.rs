@@ -9,7 +9,7 @@ use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseVerdict, Patience, Verdict, Waiter, WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseVerdict, Patience, Request, Verdict, WaiterId, WaiterVerdict,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -47,9 +47,9 @@ impl Registry {
             renewals: Vec::new(),
             lost: 0,
         };
-        for who in 0..LEASES {
-            let waiter = Waiter {
-                who,
+        for caller in 0..LEASES {
+            let waiter = Request {
+                caller,
                 ttl: TTL,
                 renewals: u32::MAX,
                 on_finish: OnFinish::Release,
@@ -58,8 +58,8 @@ impl Registry {
                 until: FOREVER,
                 answer_by: FOREVER,
             };
-            let id = registry.feed(who, |turnstile, cx| turnstile.arrive(cx, waiter, 0));
-            assert!(registry.feed(who, |turnstile, cx| turnstile.take(cx, id)));
+            let id = registry.feed(caller, |turnstile, cx| turnstile.arrive(cx, waiter, 0));
+            assert!(registry.feed(caller, |turnstile, cx| turnstile.take(cx, id)));
             registry.holders.push(id);
         }
         registry
@@ -67,10 +67,10 @@ impl Registry {
 
     fn feed<R>(
         &mut self,
-        who: usize,
+        caller: usize,
         event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R,
     ) -> R {
-        let turnstile = &mut self.turnstiles[who];
+        let turnstile = &mut self.turnstiles[caller];
         let before = turnstile.next_timeout();
         let mut cx = EventCx::new(self.now, &mut self.ids);
         cx.leases = LEASES;
@@ -95,24 +95,24 @@ impl Registry {
             turnstile.replied(&mut cx, &op, Ok(Answer { at: 0, outcome }));
         }
         let after = turnstile.next_timeout();
-        self.timeouts.extend(after.map(|at| (at, who)));
+        self.timeouts.extend(after.map(|at| (at, caller)));
         if before != after {
-            before.map(|at| self.timeouts.remove(&(at, who)));
+            before.map(|at| self.timeouts.remove(&(at, caller)));
         }
         result
     }
 
     fn feed_all(&mut self, event: impl Fn(&mut Turnstile<usize>, &mut EventCx<'_>)) {
-        for who in 0..LEASES {
-            self.feed(who, &event);
+        for caller in 0..LEASES {
+            self.feed(caller, &event);
         }
     }
 
     fn run(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some((at, who)) = self.timeouts.first().copied().filter(|(at, _)| *at <= end) {
+        while let Some((at, caller)) = self.timeouts.first().copied().filter(|(at, _)| *at <= end) {
             self.now = self.now.max(at);
-            self.feed(who, |turnstile, cx| turnstile.tick(cx));
+            self.feed(caller, |turnstile, cx| turnstile.tick(cx));
         }
         self.now = end;
     }
@@ -154,9 +154,9 @@ fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
     registry.assert_spread("a process that was stopped");
 
     // As in a group: each is renewed at once, for it has little time left.
-    for who in 0..LEASES {
-        let id = registry.holders[who];
-        registry.feed(who, |turnstile, cx| {
+    for caller in 0..LEASES {
+        let id = registry.holders[caller];
+        registry.feed(caller, |turnstile, cx| {
             turnstile.restart(cx, id, u32::MAX, OnFinish::Release);
         });
     }

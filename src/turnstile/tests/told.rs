@@ -74,7 +74,7 @@ fn g8_a_holder_of_the_same_registry_is_named() {
     let mut harness = Harness::new();
     let (id, _) = harness.hold("a", fixed(1000), 5);
     harness.arrive("waits", fixed(1000).until(1600));
-    harness.seal(id);
+    harness.forbid_passes(id);
     harness.finish(id);
     assert!(matches!(harness.sent(), Op::Yield { .. }));
     harness.wait_until(1600);

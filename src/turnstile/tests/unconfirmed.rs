@@ -83,8 +83,8 @@ fn a_caller_that_asks_once_gets_the_reason_of_an_unconfirmed_grant() {
     let enter = harness.sent();
     let never = StoreError::lasting("no right to ask");
     harness.fail(&enter, OpError::Unconfirmed(never));
-    for who in ["a", "b"] {
-        assert!(matches!(harness.refused(who), Refusal::Failed(error) if !error.is_retryable()));
+    for caller in ["a", "b"] {
+        assert!(matches!(harness.refused(caller), Refusal::Failed(error) if !error.is_retryable()));
     }
     let owner = asker(&enter);
     assert_eq!(harness.sent(), Op::Release { owner });

@@ -10,7 +10,7 @@ use crate::base::clock::{FOREVER, Moment};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
-use crate::turnstile::{Patience, Waiter, WaiterId};
+use crate::turnstile::{Patience, Request, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
 /// everything: whoever makes it larger makes each of them larger.
@@ -56,13 +56,13 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn waiter(
-    who: &Arc<u64>,
+    caller: &Arc<u64>,
     patience: Patience,
     until: Moment,
     answer_by: Moment,
-) -> Waiter<Arc<u64>> {
-    Waiter {
-        who: who.clone(),
+) -> Request<Arc<u64>> {
+    Request {
+        caller: caller.clone(),
         ttl: ms(1000),
         renewals: 0,
         on_finish: OnFinish::Release,
@@ -74,7 +74,7 @@ fn waiter(
 }
 
 struct Naive {
-    who: Arc<u64>,
+    caller: Arc<u64>,
     once: bool,
     until: Moment,
     answer_by: Moment,
@@ -107,7 +107,7 @@ impl Both {
     fn push(&mut self, until: Option<u64>, answer_by: u64, once: bool) {
         // Other keys draw from the same sequence.
         self.last += 1 + self.last % 3;
-        let who = Arc::new(self.last);
+        let caller = Arc::new(self.last);
         let until = until.map_or(FOREVER, ms);
         let patience = if once {
             Patience::Once
@@ -115,11 +115,11 @@ impl Both {
             Patience::Queue
         };
         let answer_by = ms(answer_by);
-        let waiter = waiter(&who, patience, until, answer_by);
+        let waiter = waiter(&caller, patience, until, answer_by);
         let id = WaiterId(self.last);
         self.line().push(id, waiter);
         self.naive.push(Naive {
-            who,
+            caller,
             once,
             until,
             answer_by,
@@ -129,9 +129,9 @@ impl Both {
     }
 
     /// Whoever the naive line says must be who the queue took out.
-    fn took(&mut self, taken: Option<Waiter<Arc<u64>>>, at: Option<usize>) {
-        let naive = at.map(|at| self.naive.remove(at).who);
-        assert_eq!(taken.map(|taken| taken.who), naive);
+    fn took(&mut self, taken: Option<Request<Arc<u64>>>, at: Option<usize>) {
+        let naive = at.map(|at| self.naive.remove(at).caller);
+        assert_eq!(taken.map(|taken| taken.caller), naive);
         self.gone.extend(naive);
     }
 
@@ -156,22 +156,23 @@ impl Both {
                 // Perhaps one who has gone, or never was.
                 let id = index.index(self.last as usize + 2) as u64;
                 let removed = self.line().remove(WaiterId(id));
-                let at = self.naive.iter().position(|one| *one.who == id);
+                let at = self.naive.iter().position(|one| *one.caller == id);
                 self.took(removed, at);
             }
             Step::PopFirst => {
                 let first = self.line().pop_first();
                 let at = (!self.naive.is_empty()).then_some(0);
                 if let Some((id, waiter)) = &first {
-                    assert_eq!(id.0, *waiter.who);
+                    assert_eq!(id.0, *waiter.caller);
                 }
                 self.took(first.map(|(_, waiter)| waiter), at);
             }
             Step::PopEnded(now) => {
                 let ended = self.line().pop_ended(Point::from(ms(now)));
                 let over = self.naive.iter().filter(|one| one.end() <= ms(now));
-                let first = over.map(|one| (one.end(), *one.who)).min();
-                let at = first.and_then(|(_, id)| self.naive.iter().position(|one| *one.who == id));
+                let first = over.map(|one| (one.end(), *one.caller)).min();
+                let at =
+                    first.and_then(|(_, id)| self.naive.iter().position(|one| *one.caller == id));
                 let busy = at.map(|at| self.naive[at].busy);
                 assert_eq!(ended.as_ref().map(|(_, busy)| *busy), busy);
                 self.took(ended.map(|(waiter, _)| waiter), at);
@@ -179,14 +180,14 @@ impl Both {
             Step::TakeOnce(index) => {
                 let newest_waiter = index.index(self.last as usize + 2) as u64;
                 for taken in self.line().take_once(WaiterId(newest_waiter)) {
-                    let meant = |one: &Naive| one.once && *one.who <= newest_waiter;
+                    let meant = |one: &Naive| one.once && *one.caller <= newest_waiter;
                     let at = self.naive.iter().position(meant);
                     self.took(Some(taken), at);
                 }
                 let left = self
                     .naive
                     .iter()
-                    .any(|one| one.once && *one.who <= newest_waiter);
+                    .any(|one| one.once && *one.caller <= newest_waiter);
                 assert!(!left);
             }
         }
@@ -201,17 +202,17 @@ impl Both {
         assert_eq!(line.len(), naive.len());
         assert_eq!(line.is_empty(), naive.is_empty());
         assert_eq!(line.has_patient(), naive.iter().any(|one| !one.once));
-        let last = naive.last().map_or(0, |one| *one.who);
+        let last = naive.last().map_or(0, |one| *one.caller);
         assert_eq!(line.last_id(), WaiterId(last));
-        let first = line.first().map(|first| first.who.clone());
-        assert_eq!(first.as_ref(), naive.first().map(|one| &one.who));
+        let first = line.first().map(|first| first.caller.clone());
+        assert_eq!(first.as_ref(), naive.first().map(|one| &one.caller));
         let end = naive.iter().map(Naive::end).min();
         let end = end.filter(|end| *end != FOREVER).map(Point::from);
         assert_eq!(line.next_end(), end);
-        let there = naive.iter().map(|one| &one.who);
-        assert!(line.iter().map(|waiter| &waiter.who).eq(there));
+        let there = naive.iter().map(|one| &one.caller);
+        assert!(line.iter().map(|waiter| &waiter.caller).eq(there));
         // Nothing of one who has gone is kept alive.
-        assert!(gone.iter().all(|who| Arc::strong_count(who) == 1));
+        assert!(gone.iter().all(|caller| Arc::strong_count(caller) == 1));
         gone.clear();
     }
 }
@@ -230,7 +231,7 @@ proptest! {
 #[test]
 fn ten_thousand_leave_in_any_order() {
     const MANY: u64 = 10_000;
-    let who = Arc::new(0);
+    let caller = Arc::new(0);
     let orders: [fn(u64) -> u64; 4] = [
         |n| n,
         |n| MANY - 1 - n,
@@ -244,12 +245,12 @@ fn ten_thousand_leave_in_any_order() {
             let until = ms(if id % 3 == 0 { 1000 + id } else { 20_000 - id });
             line.push(
                 WaiterId(id + 1),
-                waiter(&who, Patience::Queue, until, ms(0)),
+                waiter(&caller, Patience::Queue, until, ms(0)),
             );
         }
         for n in 0..MANY {
             assert!(line.remove(WaiterId(order(n) + 1)).is_some());
-            assert_eq!(Arc::strong_count(&who) as u64, MANY - n);
+            assert_eq!(Arc::strong_count(&caller) as u64, MANY - n);
         }
         assert!(line.is_empty());
         assert_eq!(line.next_end(), None);

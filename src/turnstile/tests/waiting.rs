@@ -297,8 +297,8 @@ fn w1_a_wait_for_a_store_that_is_away_ends_in_time() {
     harness.fail(&enter, OpError::Unsent(broken()));
     harness.arrive("b", fixed(1000).until(1100));
     harness.wait_until(1100);
-    for who in ["a", "b"] {
-        let refusal = harness.refused(who);
+    for caller in ["a", "b"] {
+        let refusal = harness.refused(caller);
         assert!(
             matches!(&refusal, Refusal::Failed(error) if error.to_string() == broken().to_string()),
             "{refusal:?}"

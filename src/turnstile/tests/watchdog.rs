@@ -4,8 +4,8 @@ use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms};
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, WaiterVerdict};
 
-fn prolonged(harness: &mut Harness, who: &'static str) -> u64 {
-    let LeaseVerdict::Prolonged { deadline, .. } = harness.lease_told(who) else {
+fn prolonged(harness: &mut Harness, caller: &'static str) -> u64 {
+    let LeaseVerdict::Prolonged { deadline, .. } = harness.lease_told(caller) else {
         panic!("not prolonged")
     };
     deadline.as_micros() as u64
