@@ -135,16 +135,16 @@ impl<Caller: Clone> Lines<Caller> {
         &mut self,
         cx: &mut EventCx<'_>,
         mode: Mode,
-        waiter: Request<Caller>,
+        request: Request<Caller>,
     ) -> WaiterId {
         let shared = self.shared.as_ref().map_or(0, |it| it.callers);
         if mode == Mode::Exclusive {
-            return self.exclusive.arrive(cx, waiter, shared);
+            return self.exclusive.arrive(cx, request, shared);
         }
         let others = shared + self.exclusive.waiting();
         let (exclusive, shared) = self.shared();
         let mut turnstile = exclusive.beside(mode);
-        let id = turnstile.arrive(cx, waiter, others);
+        let id = turnstile.arrive(cx, request, others);
         shared.add(id, turnstile);
         shared.settle(cx.now, id);
         id
@@ -156,14 +156,14 @@ impl<Caller: Clone> Lines<Caller> {
         cx: &mut EventCx<'_>,
         mode: Mode,
         from: Arc<str>,
-        waiter: Request<Caller>,
+        request: Request<Caller>,
     ) -> WaiterId {
         if mode == Mode::Exclusive {
-            return self.exclusive.adopt(cx, from, waiter);
+            return self.exclusive.adopt(cx, from, request);
         }
         let (exclusive, shared) = self.shared();
         let mut turnstile = exclusive.beside(mode);
-        let id = turnstile.adopt(cx, from, waiter);
+        let id = turnstile.adopt(cx, from, request);
         shared.add(id, turnstile);
         shared.settle(cx.now, id);
         id

@@ -1,19 +1,21 @@
-mod acquisition;
-mod expiry;
+mod asking;
 mod pending;
-mod repeats;
+mod policy;
 mod schedule;
 mod shutdown;
 mod store_events;
+mod timers;
+mod transitions;
 
 use std::collections::VecDeque;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::acquisition::{Acquisition, Footprint};
-use self::pending::{Ending, PendingOp};
+use self::transitions::{KeyState, TenureEnd};
+use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
+use super::pending_op::{Ending, PendingOp};
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Point, deadline};
 use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
@@ -21,9 +23,6 @@ use super::wait_queue::{Adopter, Patience, Request, WaitQueue, WaiterId};
 use crate::base::clock::Moment;
 use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Grant, Op, Owner};
-
-/// How long a renewal may be in flight: as long as the longest response time-out.
-const LONGEST_FLIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The settings of a registry that hold for all its keys.
 #[derive(Clone, Copy, Debug)]
@@ -53,14 +52,6 @@ impl<Caller> Effect<Caller> {
             Self::Send(_) => None,
         }
     }
-}
-
-/// What this registry has of the key in the store.
-#[derive(Debug)]
-enum KeyState<Caller> {
-    Idle,
-    Acquiring(Acquisition),
-    Held(Tenure<Caller>),
 }
 
 /// What an answer says about tickets that the store had confirmed.
@@ -142,7 +133,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             mode,
             waiters: WaitQueue::new(),
             adopters: VecDeque::new(),
-            state: KeyState::Idle,
+            state: KeyState::new(),
             in_flight: None,
             pending: VecDeque::new(),
             store_has_queue: queue,
@@ -177,12 +168,12 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Whether it has asked the store for the key, and has not got it.
     pub(super) fn is_acquiring(&self) -> bool {
-        matches!(self.state, KeyState::Acquiring(_))
+        self.state.acquisition().is_some()
     }
 
     /// The store is believed to be down. Callers that give up before it answers get this error.
     pub(crate) fn assume_down(&mut self, error: StoreError) {
-        let since = Point::from(Moment::ZERO);
+        let since = Point::FIRST;
         self.trouble = Some(Box::new(Trouble { error, since }));
     }
 
@@ -201,14 +192,14 @@ impl<Caller: Clone> Turnstile<Caller> {
     pub(crate) fn is_idle(&self) -> bool {
         self.waiters.is_empty()
             && self.adopters.is_empty()
-            && matches!(self.state, KeyState::Idle)
+            && self.state.is_idle()
             && self.in_flight.is_none()
             && self.pending.is_empty()
     }
 
     /// Whether a ticket of ours may stand in the store's queue, or be entered soon.
     pub(crate) fn may_have_ticket(&self) -> bool {
-        matches!(self.state, KeyState::Acquiring(_))
+        self.state.acquisition().is_some()
             || !self.waiters.is_empty()
             || self.in_flight.is_some()
             || !self.pending.is_empty()
@@ -222,74 +213,51 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The waiters in order: one that was granted the key and was not polled yet, callers that adopt, the wait queue.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &Caller> {
         let granted = self.granted(false).into_iter();
-        let adopters = self.adopters.iter().map(|adopter| &adopter.waiter);
+        let adopters = self.adopters.iter().map(|adopter| &adopter.request);
         let waiters = adopters.chain(self.waiters.iter());
-        granted.chain(waiters.map(|waiter| &waiter.caller))
+        granted.chain(waiters.map(|request| &request.caller))
     }
 
     /// Everybody who still awaits a verdict.
     pub(crate) fn callers(&self) -> impl Iterator<Item = &Caller> {
-        let endings = self.pending.iter().filter_map(|it| it.ending.as_ref());
-        let endings = endings.map(|ending| &ending.caller);
+        let endings = self.pending.iter().filter_map(PendingOp::caller);
         let effects = self.effects.iter().filter_map(Effect::caller);
         let holder = self.holder().into_iter();
         holder.chain(self.waiters()).chain(endings).chain(effects)
     }
 
     fn granted(&self, taken: bool) -> Option<&Caller> {
-        let KeyState::Held(tenure) = &self.state else {
-            return None;
-        };
-        let lease = tenure.lease();
-        lease
-            .filter(|lease| lease.is_taken() == taken)
-            .map(|lease| &lease.caller)
-    }
-
-    /// When to call [`tick`](Self::tick) at the latest.
-    pub(crate) fn next_timeout(&self) -> Option<Moment> {
-        let may_send = self.in_flight.is_none() && !self.down;
-        let adopters = self.adopters.iter();
-        let adopters = adopters.map(|one| self.end_of(one)).min();
-        let first = self.pending.front().filter(|_| may_send);
-        let retry = first.and_then(|pending| pending.retry_at);
-        let state = match &self.state {
-            KeyState::Acquiring(acquisition) if may_send && first.is_none() => {
-                Some(acquisition.ask_at)
-            }
-            KeyState::Idle | KeyState::Acquiring(_) => None,
-            KeyState::Held(tenure) => Some(tenure.next_timeout(self.down)),
-        };
-        let waits = self.waiters.next_end();
-        let points = [waits, adopters, self.pending_timeout(), retry, state];
-        points.into_iter().flatten().min().map(Point::moment)
+        let lease = self.state.tenure()?.lease();
+        let lease = lease.filter(|lease| lease.is_taken() == taken);
+        lease.map(|lease| &lease.caller)
     }
 
     /// A caller wants the key. Its verdicts come as effects. `others`: how many wait at other turnstiles of the key.
     pub(crate) fn arrive(
         &mut self,
         cx: &mut EventCx<'_>,
-        waiter: Request<Caller>,
+        request: Request<Caller>,
         others: usize,
     ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
-        let held = matches!(&self.state, KeyState::Held(tenure) if tenure.lease().is_some());
+        let tenure = self.state.tenure();
+        let held = tenure.is_some_and(|tenure| tenure.lease().is_some());
         if self.closed {
-            self.refuse(waiter.caller, Refusal::Closed);
-        } else if waiter.patience == Patience::Once && (held || self.waiters.has_patient()) {
+            self.refuse(request.caller, Refusal::Closed);
+        } else if request.patience == Patience::Once && (held || self.waiters.has_patient()) {
             let refusal = match &self.trouble {
                 // Nobody is known to have it.
                 Some(trouble) if !held => Refusal::Failed(trouble.error.clone()),
                 _ => Refusal::Busy(self.holding(cx.at())),
             };
-            self.refuse(waiter.caller, refusal);
+            self.refuse(request.caller, refusal);
         } else if self.waiters.len() + others >= cx.ids.rules.max_waiters {
-            self.refuse(waiter.caller, Refusal::QueueFull);
+            self.refuse(request.caller, Refusal::QueueFull);
         } else {
-            self.waiters.push(id, waiter);
+            self.waiters.push(id, request);
             // Whether the store has said that others hold the key, and is not being asked again.
-            let is_busy = matches!(&self.state, KeyState::Acquiring(it) if it.is_busy());
+            let is_busy = self.state.acquisition().is_some_and(Acquisition::is_busy);
             if held || is_busy && self.in_flight.is_none() && !self.down {
                 self.waiters.mark_busy();
             } else if self.trouble.is_some() {
@@ -304,7 +272,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     fn end_of(&self, adopter: &Adopter<Caller>) -> Point {
         let Request {
             until, answer_by, ..
-        } = adopter.waiter;
+        } = adopter.request;
         match &self.trouble {
             Some(_) => until.into(),
             None => until.max(answer_by).into(),
@@ -317,14 +285,14 @@ impl<Caller: Clone> Turnstile<Caller> {
         &mut self,
         cx: &mut EventCx<'_>,
         from: Arc<str>,
-        waiter: Request<Caller>,
+        request: Request<Caller>,
     ) -> WaiterId {
         self.advance_time(cx);
         let id = cx.ids.waiter();
         if self.closed {
-            self.refuse(waiter.caller, Refusal::Closed);
+            self.refuse(request.caller, Refusal::Closed);
         } else {
-            self.adopters.push_back(Adopter { id, from, waiter });
+            self.adopters.push_back(Adopter { id, from, request });
         }
         self.schedule(cx);
         id
@@ -335,7 +303,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.advance_time(cx);
         self.waiters.remove(id);
         self.adopters.retain(|adopter| adopter.id != id);
-        if let KeyState::Held(tenure) = &mut self.state {
+        if let Some(tenure) = self.state.tenure_mut() {
             tenure.finish(id);
         }
         self.schedule(cx);
@@ -344,10 +312,8 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// A granted waiter has polled: it holds the lease from here on. Returns false if it has lost its turn.
     pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
         self.advance_time(cx);
-        let taken = match &mut self.state {
-            KeyState::Held(tenure) => tenure.take(cx, id),
-            KeyState::Idle | KeyState::Acquiring(_) => None,
-        };
+        let tenure = self.state.tenure_mut();
+        let taken = tenure.and_then(|tenure| tenure.take(cx, id));
         if let Some(wants_more) = taken {
             self.begin(cx, wants_more);
         }
@@ -364,7 +330,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         on_finish: OnFinish,
     ) {
         self.advance_time(cx);
-        if let KeyState::Held(tenure) = &mut self.state
+        if let Some(tenure) = self.state.tenure_mut()
             && tenure.is_extendable_by(id)
         {
             let wants_more = tenure.restart(cx, renewals, on_finish);
@@ -378,14 +344,14 @@ impl<Caller: Clone> Turnstile<Caller> {
         if wants_more {
             self.renew(cx);
         }
-        if let KeyState::Held(tenure) = &mut self.state {
+        if let Some(tenure) = self.state.tenure_mut() {
             tenure.renew_earlier(cx);
         }
     }
 
     /// The holder has seen its token, on a store that fences by it: the tenure is not passed on.
     pub(crate) fn forbid_passes(&mut self, id: WaiterId) {
-        if let KeyState::Held(tenure) = &mut self.state
+        if let Some(tenure) = self.state.tenure_mut()
             && tenure.is_extendable_by(id)
         {
             tenure.forbid_passes();
@@ -403,7 +369,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.advance_time(cx);
         let until = deadline(cx.at(), ttl);
         let mut extended = None;
-        if let KeyState::Held(tenure) = &mut self.state
+        if let Some(tenure) = self.state.tenure_mut()
             && tenure.is_extendable_by(id)
         {
             extended = Some(until.moment());
@@ -424,41 +390,41 @@ impl<Caller: Clone> Turnstile<Caller> {
         id: WaiterId,
         keeps: bool,
     ) -> Option<Owner> {
-        self.expire_due(cx);
-        let mut left = None;
-        if let KeyState::Held(tenure) = &mut self.state
-            && let Some((lease, deadline)) = tenure.finish(id)
-        {
-            match lease.kept_until(cx.at()).filter(|_| keeps) {
-                Some(Point::FOREVER) => {
-                    left = Some(tenure.owner());
-                    self.end_lease(lease.caller, LeaseEnd::Released);
-                    self.let_expire(cx);
-                }
-                kept_until => {
-                    let caller = lease.caller;
-                    let ending = Some(Ending { caller, deadline });
-                    match kept_until {
-                        Some(until) => self.keep(cx.at(), until, ending),
-                        None => self.next_turn(cx, ending),
-                    }
-                }
-            }
-        }
-        self.schedule(cx);
-        left
+        let kept_until = |lease: &LocalLease<Caller>, now| lease.kept_until(now).filter(|_| keeps);
+        self.end_holding(cx, id, kept_until)
     }
 
     /// The holder leaves its lease in the store. Returns the owner under which it is there.
     pub(crate) fn detach(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> Option<Owner> {
+        self.end_holding(cx, id, |_, _| Some(Point::FOREVER))
+    }
+
+    /// The holder ends its lease. `kept_until`: until when the key stays, if it does. `FOREVER`: until it expires. Its
+    /// owner is then returned.
+    fn end_holding(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        id: WaiterId,
+        kept_until: impl FnOnce(&LocalLease<Caller>, Point) -> Option<Point>,
+    ) -> Option<Owner> {
         self.expire_due(cx);
         let mut left = None;
-        if let KeyState::Held(tenure) = &mut self.state
-            && let Some((lease, _)) = tenure.finish(id)
+        if let Some(tenure) = self.state.tenure_mut()
+            && let Some((lease, deadline)) = tenure.finish(id)
         {
-            left = Some(tenure.owner());
-            self.end_lease(lease.caller, LeaseEnd::Released);
-            self.let_expire(cx);
+            let kept_until = kept_until(&lease, cx.at());
+            let caller = lease.caller;
+            if kept_until == Some(Point::FOREVER) {
+                left = Some(tenure.owner());
+                self.end_lease(caller, LeaseEnd::Released);
+                self.end_tenure(cx, TenureEnd::LetExpire);
+            } else {
+                let ending = Some(Ending { caller, deadline });
+                match kept_until {
+                    Some(until) => self.end_tenure(cx, TenureEnd::Keep { until, ending }),
+                    None => self.next_turn(cx, ending),
+                }
+            }
         }
         self.schedule(cx);
         left
@@ -466,57 +432,24 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// The owner under which the store has the lease of this holder.
     pub(crate) fn owner_of(&self, id: WaiterId) -> Option<Owner> {
-        match &self.state {
-            KeyState::Held(tenure) if tenure.is_extendable_by(id) => Some(tenure.owner()),
-            _ => None,
-        }
+        let tenure = self.state.tenure();
+        let tenure = tenure.filter(|tenure| tenure.is_extendable_by(id));
+        tenure.map(Tenure::owner)
     }
 
     /// The owner under which we hold the key.
     pub(crate) fn owner(&self) -> Option<Owner> {
-        match &self.state {
-            KeyState::Held(tenure) => Some(tenure.owner()),
-            KeyState::Idle | KeyState::Acquiring(_) => None,
-        }
+        self.state.tenure().map(Tenure::owner)
     }
 
     /// Whether the key stays in the store if this holder ends its lease now, as its waiter has asked for.
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
-        let KeyState::Held(tenure) = &self.state else {
-            return false;
-        };
-        let lease = tenure.lease().filter(|lease| lease.is_of(id));
+        let lease = self.lease_of(id);
         lease.is_some_and(|lease| lease.kept_until(cx.at()).is_some())
     }
 
-    /// Ends our tenure. The store keeps the key until then, for nobody (M8).
-    fn keep(&mut self, now: Point, kept_until: Point, ending: Option<Ending<Caller>>) {
-        let KeyState::Held(tenure) = &self.state else {
-            return;
-        };
-        let (owner, until) = (tenure.owner(), tenure.expires_by(now));
-        self.state = KeyState::Idle;
-        let keep = PendingOp::keep(owner, kept_until, ending, until);
-        self.pending.push_back(keep);
-    }
-
-    /// Ends our tenure, and leaves the key in the store.
-    fn let_expire(&mut self, cx: &mut EventCx<'_>) {
-        let KeyState::Held(tenure) = &self.state else {
-            return;
-        };
-        if tenure.had_ticket() {
-            // I7: the store may have sent both a reply and a grant for this tenure (O3). The grant may arrive later.
-            // Remember the owner, so that the late grant is not released (O1).
-            let mut until = tenure.expires_by(cx.at());
-            if tenure.is_renewing() {
-                // It may be done at any time until its connection is given up. Remembering the owner for too long costs
-                // only memory: the key expires by itself.
-                until = until + LONGEST_FLIGHT;
-            }
-            cx.ids.remember(tenure.owner(), cx.at(), until);
-        }
-        self.state = KeyState::Idle;
+    fn lease_of(&self, id: WaiterId) -> Option<&LocalLease<Caller>> {
+        self.state.tenure()?.lease().filter(|lease| lease.is_of(id))
     }
 
     /// Time went by.
@@ -527,12 +460,8 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Whether it awaits anything from the store for this owner.
     pub(super) fn concerns(&self, owner: Owner) -> bool {
-        let is_current = match &self.state {
-            KeyState::Idle => false,
-            KeyState::Acquiring(acquisition) => acquisition.owner() == owner,
-            KeyState::Held(tenure) => tenure.owner() == owner,
-        };
-        is_current || self.pending.iter().any(|it| it.settles(owner))
+        let asker = self.state.acquisition().map(Acquisition::owner);
+        asker.or(self.owner()) == Some(owner) || self.pending.iter().any(|it| it.settles(owner))
     }
 
     /// The last error of the store.
@@ -546,20 +475,14 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Who has the key, as far as is known. What a store has said of a lease counts until that lease is over.
     pub(super) fn holding(&self, now: Point) -> Option<Box<Holding>> {
-        let holding = match &self.state {
-            KeyState::Idle => None,
-            KeyState::Acquiring(acquisition) => acquisition.holding(now),
-            KeyState::Held(tenure) => tenure.holding(now),
-        };
-        holding.map(Box::new)
+        let there = self.state.acquisition().and_then(|it| it.holding(now));
+        let here = || self.state.tenure()?.holding(now);
+        there.or_else(here).map(Box::new)
     }
 
     /// Why the lease of this caller is over, if its deadline has passed and nobody has been told.
     pub(super) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
-        let KeyState::Held(tenure) = &self.state else {
-            return None;
-        };
-        let lease = tenure.lease().filter(|lease| lease.is_of(id))?;
+        let (tenure, lease) = (self.state.tenure()?, self.lease_of(id)?);
         Some(tenure.cause_of_expiry(lease, now.into(), self.away_since()))
     }
 

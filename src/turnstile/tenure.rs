@@ -3,6 +3,7 @@
 use std::mem;
 use std::time::Duration;
 
+use super::acquisition::{Acquisition, Win};
 use super::ids::{EventCx, Ids};
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
@@ -152,6 +153,21 @@ impl<Caller> LocalLease<Caller> {
         self.kept_if_closed(now).filter(|it| *it != Point::FOREVER)
     }
 
+    /// When it ends, however long the tenure lasts, if it is fixed.
+    pub(super) fn fixed_end(&self) -> Option<Point> {
+        self.fixed_end
+    }
+
+    /// W4: when a caller that has not taken it loses its turn.
+    pub(super) fn turn_ends(&self) -> Option<Point> {
+        (self.phase == LeasePhase::Offered).then_some(self.end_by)
+    }
+
+    /// O6: when the grace period ends of a holder that must end its work.
+    pub(super) fn grace_ends(&self) -> Option<Point> {
+        (self.phase == LeasePhase::Closing).then_some(self.end_by)
+    }
+
     fn deadline(&self, tenure_ends: Point) -> Point {
         self.fixed_end.map_or(tenure_ends, |it| it.min(tenure_ends))
     }
@@ -162,7 +178,6 @@ impl<Caller> LocalLease<Caller> {
         self.renew_at.into_iter().chain(extension).min()
     }
 
-    /// When the renewal that is due is late, or else the next.
     fn late_at(&self, tenure_ends: Point) -> Option<Point> {
         let next = || Some(late_after(tenure_ends, self.due()?));
         self.late_at.or_else(next)
@@ -184,19 +199,11 @@ impl<Caller> LocalLease<Caller> {
 }
 
 impl<Caller: Clone> Tenure<Caller> {
-    /// The lock is proved from `start` on.
-    pub(super) fn new(
-        owner: Owner,
-        had_ticket: bool,
-        ttl: Duration,
-        epoch: u64,
-        start: Point,
-        now: Point,
-        uncontended: u8,
-    ) -> Self {
+    pub(super) fn new(acquisition: &Acquisition, win: Win, now: Point) -> Self {
+        let Win { epoch, start, ttl } = win;
         Self {
-            owner,
-            had_ticket,
+            owner: acquisition.owner(),
+            had_ticket: acquisition.had_ticket(),
             ttl,
             start,
             deadline: deadline(start, ttl),
@@ -210,7 +217,7 @@ impl<Caller: Clone> Tenure<Caller> {
             turns: 0,
             forbids_passes: false,
             is_elsewhere: false,
-            uncontended,
+            uncontended: acquisition.uncontended(),
         }
     }
 
@@ -329,14 +336,14 @@ impl<Caller: Clone> Tenure<Caller> {
     pub(super) fn grant(
         &mut self,
         id: WaiterId,
-        waiter: Request<Caller>,
+        request: Request<Caller>,
         now: Point,
     ) -> (Token, Point) {
         let token = Token::of(self.epoch, self.turns.into());
         self.turns += 1;
-        let ttl = waiter.ttl;
+        let ttl = request.ttl;
         let intended_end = deadline(now, ttl);
-        let fixed_end = (!waiter.is_renewed()).then(|| {
+        let fixed_end = (!request.is_renewed()).then(|| {
             // W3: only a lease that is longer than the ticket's ttl is worth a renewal, or one whose grant is proved by
             // an old answer (D2). Others end with the tenure, which gives them nearly all of their ttl.
             let is_enough = self.deadline.since(now) >= most_of(ttl);
@@ -348,18 +355,18 @@ impl<Caller: Clone> Tenure<Caller> {
         });
         let lease = self.lease.insert(LocalLease {
             id,
-            caller: waiter.caller,
+            caller: request.caller,
             phase: LeasePhase::Offered,
             end_by: now + self.ttl.min(ttl) / 3,
             // A pass is an acquisition, too.
             kept_until: kept_until(
-                waiter.on_finish,
+                request.on_finish,
                 if token.is_passed() { now } else { self.start },
             ),
-            keeps_by_itself: !waiter.is_conditional,
+            keeps_by_itself: !request.is_conditional,
             ttl,
             fixed_end,
-            renewals: waiter.renewals,
+            renewals: request.renewals,
             counted: false,
             is_planned: false,
             intended_end,
@@ -424,23 +431,21 @@ impl<Caller: Clone> Tenure<Caller> {
         Some((lease, deadline))
     }
 
-    /// D5: whether its deadline has passed by our clock.
-    pub(super) fn is_over(&self, now: Point) -> bool {
-        now >= self.deadline
-    }
-
-    /// Removes the lease if its own time is over, or if its waiter has not looked in time.
-    pub(super) fn remove_expired_lease(&mut self, now: Point) -> Option<LocalLease<Caller>> {
-        self.lease.take_if(|lease| {
-            let is_over = lease.fixed_end.is_some_and(|end| now >= end);
-            is_over || !lease.is_taken() && now >= lease.end_by
-        })
+    /// Removes the lease, whose time is over. Also returns why it was not prolonged.
+    pub(super) fn lose_lease(
+        &mut self,
+        now: Point,
+        away_since: Option<Point>,
+    ) -> Option<(LocalLease<Caller>, LossCause)> {
+        let lease = self.lease.take()?;
+        let cause = self.cause_of_expiry(&lease, now, away_since);
+        Some((lease, cause))
     }
 
     /// Whether its holder must end its work.
     pub(super) fn is_closing(&self) -> bool {
         let lease = self.lease.as_ref();
-        lease.is_some_and(|lease| lease.phase == LeasePhase::Closing)
+        lease.is_some_and(|lease| lease.grace_ends().is_some())
     }
 
     /// The holder must end its work by then.
@@ -449,12 +454,6 @@ impl<Caller: Clone> Tenure<Caller> {
         lease.phase = LeasePhase::Closing;
         lease.end_by = end_by;
         Some((lease.caller.clone(), LeaseVerdict::Closing))
-    }
-
-    /// Whether its holder had to end its work and its time for that is over.
-    pub(super) fn is_grace_over(&self, now: Point) -> bool {
-        let lease = self.lease.as_ref();
-        self.is_closing() && lease.is_some_and(|lease| now >= lease.end_by)
     }
 
     /// The latest time at which the key can still exist in the store, even if the renewal in flight is done.
@@ -467,16 +466,19 @@ impl<Caller: Clone> Tenure<Caller> {
         self.renewing.is_some()
     }
 
-    /// `down`: the watchdog pauses until the connection is back, which renews at once.
-    pub(super) fn next_timeout(&self, down: bool) -> Point {
-        let Some(lease) = &self.lease else {
-            return self.deadline;
-        };
-        let end_by = (lease.phase != LeasePhase::Taken).then_some(lease.end_by);
-        let due = lease.due().filter(|_| !self.is_renewing() && !down);
-        let late_at = lease.late_at(self.deadline);
-        let others = [end_by, due, late_at].into_iter().flatten();
-        others.fold(lease.deadline(self.deadline), Point::min)
+    pub(super) fn deadline(&self) -> Point {
+        self.deadline
+    }
+
+    /// When the store is asked to prolong the lease, unless it is being asked.
+    pub(super) fn renewal_due(&self) -> Option<Point> {
+        let lease = self.lease.as_ref().filter(|_| !self.is_renewing());
+        lease.and_then(LocalLease::due)
+    }
+
+    /// When the renewal that is due is late, or else the next.
+    pub(super) fn renewal_late_at(&self) -> Option<Point> {
+        self.lease.as_ref()?.late_at(self.deadline)
     }
 
     /// G5: the watchdog of a lease that was just taken comes earlier by a random part of the ttl, up to a quarter. Leases
@@ -677,19 +679,15 @@ impl<Caller: Clone> Tenure<Caller> {
         Some((lease.caller.clone(), verdict))
     }
 
-    /// Whether the watchdog is due, or an extension is not confirmed. A bounded watchdog comes again after
-    /// another third of the ttl; [`renew`](Self::renew) puts off any other.
-    pub(super) fn is_renewal_due(&mut self, cx: &EventCx<'_>) -> bool {
-        let now = cx.at();
-        let is_renewing = self.is_renewing();
-        let Some(lease) = self.lease.as_mut().filter(|_| !is_renewing) else {
-            return false;
+    /// A renewal is due, by the watchdog or for an extension. A bounded watchdog comes again after another third of the
+    /// ttl; [`renew`](Self::renew) puts off any other.
+    pub(super) fn on_renewal_due(&mut self, cx: &EventCx<'_>) {
+        let late_at = self.renewal_late_at();
+        let Some(lease) = &mut self.lease else {
+            return;
         };
-        if lease.due().is_none_or(|due| now < due) {
-            return false;
-        }
-        lease.late_at = lease.late_at(self.deadline);
-        if lease.renew_at.is_some_and(|at| now >= at) {
+        lease.late_at = late_at;
+        if lease.renew_at.is_some_and(|at| cx.at() >= at) {
             // A fixed lease has no renewals to count. It gets here only to reach its full ttl (W3).
             lease.counted = lease.renewals > 0;
             if lease.renewals < u32::MAX {
@@ -697,14 +695,11 @@ impl<Caller: Clone> Tenure<Caller> {
                 lease.count_from(cx);
             }
         }
-        true
     }
 
-    /// Returns `RenewalLate` once if a renewal is late. The cause does not matter; an outage counts, too.
-    pub(super) fn renewal_late(&mut self, now: Point) -> HolderVerdict<Caller> {
-        let tenure_ends = self.deadline;
+    /// A renewal is late. The cause does not matter; an outage counts, too. The holder is told once.
+    pub(super) fn on_renewal_late(&mut self) -> HolderVerdict<Caller> {
         let lease = self.lease.as_mut()?;
-        lease.late_at(tenure_ends).filter(|at| *at <= now)?;
         lease.late_at = Some(Point::FOREVER);
         Some((lease.caller.clone(), LeaseVerdict::RenewalLate))
     }

@@ -10,6 +10,7 @@ use crate::base::clock::Moment;
 pub(super) struct Point(NonZeroU64);
 
 impl Point {
+    pub(super) const FIRST: Self = Self(NonZeroU64::MIN);
     pub(super) const FOREVER: Self = Self(NonZeroU64::MAX);
 
     pub(super) fn moment(self) -> Moment {
@@ -24,7 +25,7 @@ impl Point {
 
 impl From<Moment> for Point {
     fn from(moment: Moment) -> Self {
-        Self(NonZeroU64::MIN) + moment
+        Self::FIRST + moment
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum Patience {
 /// Until when the key stays if it was acquired at `since`. `FOREVER`: until its ttl is over.
 pub(super) fn kept_until(on_finish: OnFinish, since: Point) -> Point {
     match on_finish {
-        OnFinish::Release => Point::from(Duration::ZERO),
+        OnFinish::Release => Point::FIRST,
         OnFinish::LetExpire => Point::FOREVER,
         OnFinish::KeepFor(time) => since + time,
     }
@@ -71,7 +71,7 @@ pub(super) struct Adopter<Caller> {
     pub(super) id: WaiterId,
     /// The owner that left it, as the store has it.
     pub(super) from: Arc<str>,
-    pub(super) waiter: Request<Caller>,
+    pub(super) request: Request<Caller>,
 }
 
 /// The waiters of one key in order of arrival.
@@ -117,17 +117,17 @@ impl<Caller> WaitQueue<Caller> {
     }
 
     /// Adds the newest arrival.
-    pub(super) fn push(&mut self, id: WaiterId, waiter: Request<Caller>) {
+    pub(super) fn push(&mut self, id: WaiterId, request: Request<Caller>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
         match &mut self.0 {
             Some(waiters) => {
-                waiters.by_end.extend(waiters.end(id, &waiter));
-                waiters.once.extend((!waiter.is_patient()).then_some(id));
-                waiters.others.insert(id, waiter);
+                waiters.by_end.extend(waiters.end(id, &request));
+                waiters.once.extend((!request.is_patient()).then_some(id));
+                waiters.others.insert(id, request);
             }
             None => {
                 self.0 = Some(Box::new(Waiters {
-                    first: (id, waiter),
+                    first: (id, request),
                     others: BTreeMap::new(),
                     by_end: BTreeSet::new(),
                     once: BTreeSet::new(),
@@ -146,21 +146,21 @@ impl<Caller> WaitQueue<Caller> {
         let Some(next) = waiters.others.keys().next().copied() else {
             return self.0.take().map(|waiters| waiters.first.1);
         };
-        let waiter = waiters.remove_other(next)?;
-        let (_, first) = mem::replace(&mut waiters.first, (next, waiter));
+        let request = waiters.remove_other(next)?;
+        let (_, first) = mem::replace(&mut waiters.first, (next, request));
         Some(first)
     }
 
     fn iter_with_ids(&self) -> impl Iterator<Item = (WaiterId, &Request<Caller>)> {
         self.0.iter().flat_map(|waiters| {
             let (id, first) = &waiters.first;
-            let others = waiters.others.iter().map(|(id, waiter)| (*id, waiter));
+            let others = waiters.others.iter().map(|(id, request)| (*id, request));
             iter::once((*id, first)).chain(others)
         })
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Request<Caller>> {
-        self.iter_with_ids().map(|(_, waiter)| waiter)
+        self.iter_with_ids().map(|(_, request)| request)
     }
 
     pub(super) fn first(&self) -> Option<&Request<Caller>> {
@@ -181,7 +181,7 @@ impl<Caller> WaitQueue<Caller> {
 
     pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Request<Caller>)> {
         let id = self.first_id()?;
-        self.remove(id).map(|waiter| (id, waiter))
+        self.remove(id).map(|request| (id, request))
     }
 
     /// Removes those who ask once and arrived no later than `newest_waiter`.
@@ -204,7 +204,7 @@ impl<Caller> WaitQueue<Caller> {
     ) -> Vec<Request<Caller>> {
         let until_then = self.iter_with_ids();
         let until_then = until_then.take_while(|(id, _)| *id <= newest_waiter);
-        let within = until_then.filter(|(_, waiter)| waiter.ttl <= ttl);
+        let within = until_then.filter(|(_, request)| request.ttl <= ttl);
         let ids: Vec<_> = within.map(|(id, _)| id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
@@ -226,10 +226,10 @@ impl<Caller> WaitQueue<Caller> {
         let newer = waiters
             .others
             .range((Excluded(waiters.answered), Unbounded));
-        for (id, waiter) in newer {
-            if let Some(before) = waiters.end(*id, waiter) {
+        for (id, request) in newer {
+            if let Some(before) = waiters.end(*id, request) {
                 waiters.by_end.remove(&before);
-                waiters.by_end.insert((waiter.until.into(), *id));
+                waiters.by_end.insert((request.until.into(), *id));
             }
         }
         waiters.answered = last;
@@ -245,18 +245,18 @@ impl<Caller> WaitQueue<Caller> {
         let (end, id) = waiters.next_end()?;
         let busy = id <= waiters.busy;
         let ended = (end <= now).then(|| self.remove(id)).flatten();
-        ended.map(|waiter| (waiter, busy))
+        ended.map(|request| (request, busy))
     }
 }
 
 impl<Caller> Waiters<Caller> {
     /// When a wait is over, if ever. A first answer is awaited for longer.
-    fn end(&self, id: WaiterId, waiter: &Request<Caller>) -> Option<(Point, WaiterId)> {
+    fn end(&self, id: WaiterId, request: &Request<Caller>) -> Option<(Point, WaiterId)> {
         let end = match id <= self.answered {
-            true => waiter.until,
-            false => waiter.until.max(waiter.answer_by),
+            true => request.until,
+            false => request.until.max(request.answer_by),
         };
-        (waiter.until != FOREVER).then(|| (end.into(), id))
+        (request.until != FOREVER).then(|| (end.into(), id))
     }
 
     /// When the next wait is over, and whose.
@@ -266,11 +266,11 @@ impl<Caller> Waiters<Caller> {
     }
 
     fn remove_other(&mut self, id: WaiterId) -> Option<Request<Caller>> {
-        let waiter = self.others.remove(&id)?;
-        if let Some(end) = self.end(id, &waiter) {
+        let request = self.others.remove(&id)?;
+        if let Some(end) = self.end(id, &request) {
             self.by_end.remove(&end);
         }
         self.once.remove(&id);
-        Some(waiter)
+        Some(request)
     }
 }

@@ -1,6 +1,7 @@
 //! The end of a registry.
 
-use super::{KeyState, Turnstile};
+use super::Turnstile;
+use super::transitions::TenureEnd;
 use crate::base::clock::Moment;
 use crate::turnstile::ids::EventCx;
 use crate::turnstile::time::Point;
@@ -39,7 +40,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// Whether there is a holder that has time to end its work.
     fn give_grace(&mut self, grace: impl FnOnce(&Caller) -> Option<Moment>) -> bool {
         let until = self.holder().and_then(grace);
-        let KeyState::Held(tenure) = &mut self.state else {
+        let Some(tenure) = self.state.tenure_mut() else {
             return false;
         };
         // A second shutdown grants no more time.
@@ -55,7 +56,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Ends the lease, taken or not.
     pub(super) fn close_lease(&mut self, cx: &mut EventCx<'_>) {
-        let KeyState::Held(tenure) = &mut self.state else {
+        let Some(tenure) = self.state.tenure_mut() else {
             return;
         };
         let Some(lease) = tenure.remove_lease() else {
@@ -64,9 +65,10 @@ impl<Caller: Clone> Turnstile<Caller> {
         if !lease.is_taken() {
             return self.refuse(lease.caller, Refusal::Closed);
         }
+        let ending = None;
         match lease.kept_if_closed(cx.at()) {
-            Some(Point::FOREVER) => self.let_expire(cx),
-            Some(until) => self.keep(cx.at(), until, None),
+            Some(Point::FOREVER) => self.end_tenure(cx, TenureEnd::LetExpire),
+            Some(until) => self.end_tenure(cx, TenureEnd::Keep { until, ending }),
             None => {}
         }
         self.end_lease(lease.caller, LeaseEnd::Closed);
@@ -78,8 +80,6 @@ impl<Caller: Clone> Turnstile<Caller> {
         // If the process was stopped, the grace period may have passed unseen.
         self.close_lease(cx);
         self.schedule(cx);
-        for ending in self.take_endings(|_| true) {
-            self.end_lease(ending.caller, LeaseEnd::Closed);
-        }
+        self.end_pending_leases(Point::FOREVER, &LeaseEnd::Closed);
     }
 }

@@ -3,11 +3,12 @@
 use std::mem;
 use std::time::Duration;
 
-use super::acquisition::Footprint;
-use super::{EarlyGrant, InFlight, KeyState, Trouble, Turnstile};
+use super::transitions::TenureEnd;
+use super::{EarlyGrant, InFlight, Trouble, Turnstile};
 use crate::base::token::is_epoch;
 use crate::base::{LossCause, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
+use crate::turnstile::acquisition::{Acquisition, Footprint};
 use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::time::{Point, drift};
 use crate::turnstile::verdict::Refusal;
@@ -69,13 +70,13 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     fn on_failure(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, error: OpError) {
-        let adopts = matches!(&self.state, KeyState::Acquiring(it) if it.adopts());
+        let adopts = self.state.acquisition().is_some_and(Acquisition::adopts);
         match error {
             OpError::Unknown(error) => {
                 if in_flight.is_pending {
                     self.pending_unknown();
                 }
-                if let KeyState::Acquiring(acquisition) = &mut self.state
+                if let Some(acquisition) = self.state.acquisition_mut()
                     && let Some(footprint) = in_flight.asks
                 {
                     acquisition.raise_footprint(footprint);
@@ -108,17 +109,15 @@ impl<Caller: Clone> Turnstile<Caller> {
         result: Result<Answer, OpError>,
     ) {
         let now = cx.at();
-        let tenure = match &mut self.state {
-            KeyState::Held(tenure) if tenure.owner() == owner => tenure,
-            _ => {
-                // The lock lasts for so long at most. If the answer was lost, the store may still prolong it until then.
-                let lasts = ttl + drift(ttl);
-                let until = match result {
-                    Err(OpError::Unknown(_)) => now + lasts + lasts,
-                    _ => now + lasts,
-                };
-                return self.prolong_pending(owner, until);
-            }
+        let tenure = self.state.tenure_mut();
+        let Some(tenure) = tenure.filter(|tenure| tenure.owner() == owner) else {
+            // The lock lasts for so long at most. If the answer was lost, the store may still prolong it until then.
+            let lasts = ttl + drift(ttl);
+            let until = match result {
+                Err(OpError::Unknown(_)) => now + lasts + lasts,
+                _ => now + lasts,
+            };
+            return self.prolong_pending(owner, until);
         };
         let error = match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {
@@ -131,13 +130,12 @@ impl<Caller: Clone> Turnstile<Caller> {
                 return;
             }
             Ok(Outcome::Lost) => {
-                // O6: the owner is retired. Nothing is sent for it.
                 let lost = tenure.remove_lease();
                 let cause = match tenure.is_elsewhere() {
                     true => LossCause::ServerChanged,
                     false => LossCause::Taken,
                 };
-                self.state = KeyState::Idle;
+                self.end_tenure(cx, TenureEnd::Lost);
                 if let Some(lease) = lost {
                     self.lose(lease, cause);
                 }
@@ -168,11 +166,11 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.replied(cx, op, Err(OpError::Unknown(dropped_error())));
         self.down = down;
         self.failures += 1;
-        if let KeyState::Acquiring(acquisition) = &mut self.state {
-            acquisition.ask_at = again;
+        if let Some(acquisition) = self.state.acquisition_mut() {
+            acquisition.repeats().ask(again);
         }
         if let Some(pending) = self.pending.front_mut() {
-            pending.retry_at = Some(again);
+            pending.send_again(again);
         }
         self.schedule(cx);
     }
@@ -202,7 +200,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// lease is then noticed. `elsewhere`: it leads to another server than the last one did.
     pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>, elsewhere: bool) {
         self.advance_time(cx);
-        if let KeyState::Held(tenure) = &mut self.state {
+        if let Some(tenure) = self.state.tenure_mut() {
             if elsewhere {
                 tenure.note_other_server();
             }
@@ -220,8 +218,8 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.trouble = None;
         self.failures = 0;
         self.store_has_queue = queue;
-        if let KeyState::Acquiring(acquisition) = &mut self.state {
-            acquisition.ask_anew(cx.at());
+        if let Some(acquisition) = self.state.acquisition_mut() {
+            acquisition.on_up(cx.at());
         }
         self.schedule(cx);
     }
@@ -230,7 +228,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         if !mem::replace(&mut self.down, true) {
             self.trouble = None;
         }
-        if let KeyState::Acquiring(acquisition) = &mut self.state {
+        if let Some(acquisition) = self.state.acquisition_mut() {
             acquisition.forget_proof();
         }
         self.fail_waiters(now, error);

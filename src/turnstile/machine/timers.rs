@@ -1,0 +1,185 @@
+//! The timers of a turnstile: when each is due, and what is done then.
+
+use super::Turnstile;
+use super::transitions::TenureEnd;
+use crate::base::clock::Moment;
+use crate::turnstile::ids::{EventCx, Ids};
+use crate::turnstile::tenure::Tenure;
+use crate::turnstile::time::Point;
+use crate::turnstile::verdict::{LeaseEnd, Refusal};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// A waiter's wait is over.
+    WaitEnds,
+    /// A caller waits no longer for the answer to its adoption.
+    AdoptionEnds,
+    /// A finished lease expires, and the store has not confirmed its end.
+    EndingFails,
+    /// The entry that a pending operation would remove has expired.
+    PendingExpires,
+    /// D5: our proof that we hold the key is over, and so is the lease, if there is one.
+    TenureEnds,
+    /// A fixed lease is over.
+    LeaseEnds,
+    /// W4: the caller that was granted the key has not taken it in time.
+    TurnLost,
+    /// O6: the registry shuts down, and the holder has not ended its work in time.
+    GraceEnds,
+    /// Most of the time that the lease had left is over, and its renewal is not confirmed.
+    RenewalLate,
+    RenewalDue,
+    /// The first pending operation is sent.
+    SendPending,
+    /// The store is asked for the key.
+    Ask,
+}
+
+impl Timer {
+    /// What expires, in the order in which it is handled. Each may end what would be due after it.
+    const EXPIRIES: [Self; 8] = [
+        Self::WaitEnds,
+        Self::AdoptionEnds,
+        Self::EndingFails,
+        Self::PendingExpires,
+        Self::TenureEnds,
+        Self::LeaseEnds,
+        Self::TurnLost,
+        Self::GraceEnds,
+    ];
+    const RENEWALS: [Self; 2] = [Self::RenewalLate, Self::RenewalDue];
+    /// `schedule` looks at these at the end of every event.
+    const SENDS: [Self; 2] = [Self::SendPending, Self::Ask];
+}
+
+impl<Caller: Clone> Turnstile<Caller> {
+    /// When to call [`tick`](Self::tick) at the latest.
+    pub(crate) fn next_timeout(&self) -> Option<Moment> {
+        let timers = Timer::EXPIRIES.into_iter().chain(Timer::RENEWALS);
+        let timers = timers.chain(Timer::SENDS);
+        let points = timers.filter_map(|timer| self.due_at(timer));
+        points.min().map(Point::moment)
+    }
+
+    /// When a timer is due, if it runs.
+    fn due_at(&self, timer: Timer) -> Option<Point> {
+        let may_send = self.in_flight.is_none() && !self.down;
+        let tenure = self.state.tenure();
+        let lease = tenure.and_then(Tenure::lease);
+        match timer {
+            Timer::WaitEnds => self.waiters.next_end(),
+            Timer::AdoptionEnds => self.adopters.iter().map(|it| self.end_of(it)).min(),
+            Timer::EndingFails => self.pending.iter().filter_map(|it| it.deadline()).min(),
+            Timer::PendingExpires => self.unsent().map(|it| it.until()).min(),
+            Timer::TenureEnds => tenure.map(Tenure::deadline),
+            Timer::LeaseEnds => lease?.fixed_end(),
+            Timer::TurnLost => lease?.turn_ends(),
+            Timer::GraceEnds => lease?.grace_ends(),
+            Timer::RenewalLate => tenure?.renewal_late_at(),
+            // While the connection is down the watchdog pauses. The next connection renews at once.
+            Timer::RenewalDue => tenure?.renewal_due().filter(|_| !self.down),
+            Timer::SendPending => {
+                let first = self.pending.front().filter(|_| may_send);
+                first.map(|first| first.send_at())
+            }
+            Timer::Ask => {
+                let acquisition = self.state.acquisition();
+                let acquisition = acquisition.filter(|_| may_send && self.pending.is_empty());
+                acquisition.map(|acquisition| acquisition.ask_at())
+            }
+        }
+    }
+
+    pub(super) fn is_due(&self, timer: Timer, now: Point) -> bool {
+        self.due_at(timer).is_some_and(|at| at <= now)
+    }
+
+    /// Expires what is over, and sends the renewal that is due. Every event calls this first. So no event handler sees
+    /// an expired lease.
+    pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
+        self.expire_due(cx);
+        let [late, due] = Timer::RENEWALS;
+        self.handle_if_due(cx, late);
+        if !self.down
+            && let Some(tenure) = self.state.tenure_mut()
+            && tenure.has_missed_renewal(cx.at())
+        {
+            tenure.plan_renewal(cx, Ids::within);
+        }
+        self.handle_if_due(cx, due);
+    }
+
+    /// Expires what is over. Where a lease ends, this is called instead of [`advance_time`](Self::advance_time): it needs
+    /// no renewal.
+    pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
+        for timer in Timer::EXPIRIES {
+            self.handle_if_due(cx, timer);
+        }
+    }
+
+    fn handle_if_due(&mut self, cx: &mut EventCx<'_>, timer: Timer) {
+        let now = cx.at();
+        if !self.is_due(timer, now) {
+            return;
+        }
+        match timer {
+            Timer::WaitEnds => self.end_waits(now),
+            Timer::AdoptionEnds => {
+                while let Some(at) = self.adopters.iter().position(|it| self.end_of(it) <= now)
+                    && let Some(adopter) = self.adopters.remove(at)
+                {
+                    let store_error = self.store_error();
+                    self.refuse(adopter.request.caller, Refusal::Failed(store_error));
+                }
+            }
+            Timer::EndingFails => {
+                let end = LeaseEnd::Failed(self.store_error());
+                self.end_pending_leases(now, &end);
+            }
+            Timer::PendingExpires => self.drop_expired_pending(now),
+            Timer::TenureEnds | Timer::LeaseEnds | Timer::TurnLost => {
+                let away_since = self.away_since();
+                let Some(tenure) = self.state.tenure_mut() else {
+                    return;
+                };
+                let lost = tenure.lose_lease(now, away_since);
+                let kept_until = lost.as_ref().and_then(|(lease, _)| lease.kept_if_lost(now));
+                let ending = None;
+                if let Some(until) = kept_until {
+                    self.end_tenure(cx, TenureEnd::Keep { until, ending });
+                } else if timer == Timer::TenureEnds {
+                    // D5: the store may hold the key for a little longer.
+                    self.end_tenure(cx, TenureEnd::Release { ending });
+                }
+                if let Some((lease, cause)) = lost {
+                    self.lose(lease, cause);
+                }
+            }
+            Timer::GraceEnds => self.close_lease(cx),
+            Timer::RenewalLate => {
+                let tenure = self.state.tenure_mut();
+                let verdict = tenure.and_then(Tenure::on_renewal_late);
+                self.wake_holder(verdict);
+            }
+            Timer::RenewalDue => {
+                if let Some(tenure) = self.state.tenure_mut() {
+                    tenure.on_renewal_due(cx);
+                }
+                self.renew(cx);
+            }
+            Timer::SendPending | Timer::Ask => {}
+        }
+    }
+
+    /// Refuses those whose wait is over: others hold the key, or the store has failed.
+    pub(super) fn end_waits(&mut self, now: Point) {
+        while let Some((request, busy)) = self.waiters.pop_ended(now) {
+            let refusal = if busy && self.trouble.is_none() {
+                Refusal::Busy(self.holding(now))
+            } else {
+                Refusal::Failed(self.store_error())
+            };
+            self.refuse(request.caller, refusal);
+        }
+    }
+}
