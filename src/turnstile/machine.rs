@@ -1,3 +1,4 @@
+mod acquisition;
 mod asking;
 mod pending;
 mod policy;
@@ -12,10 +13,10 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::acquisition::{Acquisition, Footprint};
+use self::pending::{Ending, PendingOp};
 use self::transitions::{KeyState, TenureEnd};
-use super::acquisition::{Acquisition, Footprint};
 use super::ids::EventCx;
-use super::pending_op::{Ending, PendingOp};
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Point, deadline};
 use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
@@ -330,9 +331,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         on_finish: OnFinish,
     ) {
         self.advance_time(cx);
-        if let Some(tenure) = self.state.tenure_mut()
-            && tenure.is_extendable_by(id)
-        {
+        if let Some(tenure) = self.tenure_of(id) {
             let wants_more = tenure.restart(cx, renewals, on_finish);
             self.begin(cx, wants_more);
         }
@@ -351,9 +350,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// The holder has seen its token, on a store that fences by it: the tenure is not passed on.
     pub(crate) fn forbid_passes(&mut self, id: WaiterId) {
-        if let Some(tenure) = self.state.tenure_mut()
-            && tenure.is_extendable_by(id)
-        {
+        if let Some(tenure) = self.tenure_of(id) {
             tenure.forbid_passes();
         }
     }
@@ -369,9 +366,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.advance_time(cx);
         let until = deadline(cx.at(), ttl);
         let mut extended = None;
-        if let Some(tenure) = self.state.tenure_mut()
-            && tenure.is_extendable_by(id)
-        {
+        if let Some(tenure) = self.tenure_of(id) {
             extended = Some(until.moment());
             let verdict = tenure.extend(cx.at(), ttl, until);
             self.wake_holder(verdict);
@@ -421,13 +416,19 @@ impl<Caller: Clone> Turnstile<Caller> {
             } else {
                 let ending = Some(Ending { caller, deadline });
                 match kept_until {
-                    Some(until) => self.end_tenure(cx, TenureEnd::Keep { until, ending }),
+                    Some(until) => self.end_tenure(cx, TenureEnd::Keep(until, ending)),
                     None => self.next_turn(cx, ending),
                 }
             }
         }
         self.schedule(cx);
         left
+    }
+
+    /// The tenure, if this caller holds it and need not end its work.
+    fn tenure_of(&mut self, id: WaiterId) -> Option<&mut Tenure<Caller>> {
+        let tenure = self.state.tenure_mut();
+        tenure.filter(|tenure| tenure.is_extendable_by(id))
     }
 
     /// The owner under which the store has the lease of this holder.

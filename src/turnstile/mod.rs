@@ -24,25 +24,20 @@
 //! | `machine/timers.rs` | its timers: waits, leases and tenures that end, renewals that are due |
 //! | `machine/store_events.rs` | the events that the store brings: answers, grants, outages |
 //! | `machine/schedule.rs` | what to do next: grant, pass, yield, release, ask |
+//! | `machine/acquisition.rs` | one owner that asks the store for the key |
 //! | `machine/asking.rs` | asks the store for the key: questions, answers, grants |
 //! | `machine/policy.rs` | how often the store is asked where no grants come |
-//! | `machine/pending.rs` | sends pending operations, and handles their answers |
+//! | `machine/pending.rs` | operations that must still reach the store, and their answers |
 //! | `machine/shutdown.rs` | the end of a registry |
-//! | `acquisition.rs` | one owner that asks the store for the key |
-//! | `repeats.rs` | when it asks |
 //! | `tenure.rs` | the span in which this registry holds the key, and its lease |
-//! | `pending_op.rs` | an operation that must still reach the store |
 //! | `wait_queue.rs` | the local waiters |
 //! | `verdict.rs` | the verdicts that callers get |
 //! | `ids.rs` | ids, random numbers and the context of an event |
 //! | `time.rs` | points in time |
 
-mod acquisition;
 mod ids;
 mod lines;
 mod machine;
-mod pending_op;
-mod repeats;
 #[cfg(test)]
 mod sim;
 mod tenure;

@@ -3,7 +3,6 @@
 use std::mem;
 use std::time::Duration;
 
-use super::acquisition::{Acquisition, Win};
 use super::ids::{EventCx, Ids};
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
@@ -44,14 +43,35 @@ fn with_others(at: Point, ttl: Duration) -> Point {
 /// A verdict for the holder, if there is one.
 type HolderVerdict<Caller> = Option<(Caller, LeaseVerdict)>;
 
+/// The store gave the key to an acquisition: what a tenure begins with, and has for as long as it lasts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Win {
+    pub(super) owner: Owner,
+    /// Whether the store may have had a ticket of its owner, so that a grant may still be on the way (O3).
+    pub(super) had_ticket: bool,
+    /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
+    /// at once, nobody else waited.
+    pub(super) uncontended: u8,
+    pub(super) epoch: u64,
+    /// From when its ttl is proved.
+    pub(super) start: Point,
+    pub(super) ttl: Duration,
+}
+
+impl Win {
+    pub(super) fn deadline(&self) -> Point {
+        deadline(self.start, self.ttl)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Tenure<Caller> {
     owner: Owner,
-    /// Whether the store may have had a ticket of its owner, so that a grant may still be on the way (O3).
     had_ticket: bool,
-    ttl: Duration,
-    /// From when its ttl is proved.
+    uncontended: u8,
+    epoch: u64,
     start: Point,
+    ttl: Duration,
     deadline: Point,
     lease: Option<LocalLease<Caller>>,
     /// A renewal in flight: when it was sent.
@@ -62,7 +82,6 @@ pub(super) struct Tenure<Caller> {
     longest_ttl: Duration,
     /// The longest ttl that a holder has extended its lease by.
     longest_extension: Duration,
-    epoch: u64,
     /// When the registry learned of it.
     began: Point,
     /// How many leases it has had: as many as it may have passes, and one.
@@ -71,9 +90,6 @@ pub(super) struct Tenure<Caller> {
     forbids_passes: bool,
     /// Whether another server answers than the one that gave it, and has not confirmed it.
     is_elsewhere: bool,
-    /// The number of consecutive tenures in which no other registry waited for the key. If a yield wins the key back
-    /// at once, nobody else waited.
-    uncontended: u8,
 }
 
 /// The one lease of a tenure. It ends with the tenure, or earlier.
@@ -199,25 +215,24 @@ impl<Caller> LocalLease<Caller> {
 }
 
 impl<Caller: Clone> Tenure<Caller> {
-    pub(super) fn new(acquisition: &Acquisition, win: Win, now: Point) -> Self {
-        let Win { epoch, start, ttl } = win;
+    pub(super) fn new(win: Win, now: Point) -> Self {
         Self {
-            owner: acquisition.owner(),
-            had_ticket: acquisition.had_ticket(),
-            ttl,
-            start,
-            deadline: deadline(start, ttl),
+            owner: win.owner,
+            had_ticket: win.had_ticket,
+            uncontended: win.uncontended,
+            epoch: win.epoch,
+            start: win.start,
+            ttl: win.ttl,
+            deadline: win.deadline(),
             lease: None,
             renewing: None,
             renew_again: false,
-            longest_ttl: ttl,
+            longest_ttl: win.ttl,
             longest_extension: Duration::ZERO,
-            epoch,
             began: now,
             turns: 0,
             forbids_passes: false,
             is_elsewhere: false,
-            uncontended: acquisition.uncontended(),
         }
     }
 
@@ -293,7 +308,7 @@ impl<Caller: Clone> Tenure<Caller> {
         self.lease.take()
     }
 
-    /// [`uncontended`](Self::uncontended) of the next tenure, if a yield gives the key back to us.
+    /// [`uncontended`](Win::uncontended) of the next tenure, if a yield gives the key back to us.
     pub(super) fn uncontended_after_yield(&self) -> u8 {
         self.uncontended.saturating_add(1)
     }
@@ -377,30 +392,22 @@ impl<Caller: Clone> Tenure<Caller> {
         (token, lease.deadline(self.deadline))
     }
 
-    /// The waiter has seen its lease, and holds it from here on. `None`: the lease is not its. Returns `Some(true)` if
-    /// the lease must be renewed at once (W3). A fixed lease needs this if it ends after the tenure. A renewed lease
-    /// needs this if its ttl exceeds the ticket's ttl, or if it was passed with less than 95 % of its own ttl left.
+    /// The caller has seen its lease, and holds it from here on. `None`: the lease is not its. Returns `Some(true)` if the
+    /// lease must be renewed at once (W3): its ttl exceeds the ticket's, or too little is left.
     pub(super) fn take(&mut self, cx: &EventCx<'_>, id: WaiterId) -> Option<bool> {
-        let now = cx.at();
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
-        lease.count_from(cx);
-        let wants_more = match lease.fixed_end {
-            Some(end) => end > self.deadline,
-            None => {
-                // A pass brings less than the ttl, and so does a grant that is proved by an old answer (D2).
-                let is_passed = self.turns > 1;
-                let enough = match is_passed {
-                    true => most_of(lease.ttl),
-                    false => lease.ttl / 2,
-                };
-                lease.ttl > self.ttl || self.deadline.since(now) < enough
-            }
+        let ttl = lease.ttl;
+        let enough = if ttl > self.ttl {
+            Duration::MAX
+        } else if self.turns > 1 {
+            // A pass brings less than the ttl.
+            most_of(ttl)
+        } else {
+            // So does a grant that is proved by an old answer (D2).
+            ttl / 2
         };
-        if wants_more {
-            lease.late_at = Some(late_after(self.deadline, now));
-        }
-        Some(wants_more)
+        Some(self.begin_lease(cx, enough))
     }
 
     /// The lease begins anew, as if it were acquired now. Returns whether it must be renewed at once.
@@ -413,13 +420,23 @@ impl<Caller: Clone> Tenure<Caller> {
         lease.renewals = renewals;
         lease.counted = false;
         lease.fixed_end = (renewals == 0).then(|| deadline(now, lease.ttl));
+        let enough = most_of(lease.ttl);
+        self.begin_lease(cx, enough)
+    }
+
+    /// The lease counts from now. Returns whether it must be renewed at once: a fixed lease if it ends after the tenure,
+    /// another if less than `enough` is left.
+    fn begin_lease(&mut self, cx: &EventCx<'_>, enough: Duration) -> bool {
+        let Some(lease) = &mut self.lease else {
+            return false;
+        };
         lease.count_from(cx);
         let wants_more = match lease.fixed_end {
             Some(end) => end > self.deadline,
-            None => self.deadline.since(now) < most_of(lease.ttl),
+            None => self.deadline.since(cx.at()) < enough,
         };
         if wants_more {
-            lease.late_at = Some(late_after(self.deadline, now));
+            lease.late_at = Some(late_after(self.deadline, cx.at()));
         }
         wants_more
     }

@@ -1,12 +1,13 @@
 //! Asks the store for the key: questions, answers, grants.
 
+use super::acquisition::{Acquisition, Footprint};
+use super::pending::PendingOp;
 use super::timers::Timer;
 use super::{EarlyGrant, InFlight, Tickets, Turnstile};
 use crate::base::StoreError;
 use crate::store::contract::{Answer, Grant, Outcome};
-use crate::turnstile::acquisition::{Acquisition, Footprint, Win};
 use crate::turnstile::ids::EventCx;
-use crate::turnstile::pending_op::PendingOp;
+use crate::turnstile::tenure::Win;
 use crate::turnstile::time::drift;
 use crate::turnstile::verdict::Refusal;
 
@@ -47,7 +48,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         };
         if !cx.asks_for_others && acquisition.is_queued() {
             let recheck = now + Acquisition::recheck(cx);
-            acquisition.repeats().ask(recheck);
+            acquisition.plan_question(recheck);
             return false;
         }
         let (op, footprint) = acquisition.ask(now, from, wants_ticket, is_patient);
@@ -153,7 +154,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
         if !acquisition.has_ticket() {
             // As far as is known it has no ticket. The answer to its next op shows whether it holds the lock.
-            acquisition.repeats().ask(cx.at());
+            acquisition.plan_question(cx.at());
             return;
         }
         let Some(start) = acquisition.start_of(grant) else {
@@ -192,7 +193,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             // acquisition is abandoned next.
             return;
         }
-        if win.is_over(now) && is_wanted {
+        if win.deadline() <= now && is_wanted {
             let is_too_slow = acquisition.on_late_win(now, self.waiters.last_id());
             if !adopts {
                 self.waiters.mark_answered();
@@ -221,7 +222,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             let adopter = self.adopters.pop_front();
             adopter.map(|adopter| adopter.request).into_iter().collect()
         } else {
-            let (newest, ttl) = (acquisition.saw_late(), acquisition.ttl());
+            let (newest, ttl) = acquisition.late_wins();
             self.waiters.take_within(newest, ttl)
         };
         for request in refused {
@@ -245,7 +246,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.advance_time(cx);
         let soon = cx.at() + cx.ids.jitter(SOON.0, SOON.1);
         if let Some(acquisition) = self.state.acquisition_mut() {
-            acquisition.repeats().ask_by(soon);
+            acquisition.plan_question(acquisition.ask_at().min(soon));
         }
         self.schedule(cx);
     }

@@ -1,12 +1,12 @@
 //! What to do next: grant a turn, send a pending operation, or ask the store.
 
+use super::acquisition::Footprint;
+use super::pending::Ending;
 use super::timers::Timer;
 use super::transitions::TenureEnd;
 use super::{Effect, InFlight, Turnstile};
 use crate::store::contract::Op;
-use crate::turnstile::acquisition::Footprint;
 use crate::turnstile::ids::EventCx;
-use crate::turnstile::pending_op::Ending;
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::{LeaseEnd, Refusal, WaiterVerdict};
 use crate::turnstile::wait_queue::{Request, WaiterId};
@@ -55,10 +55,9 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
         let end = match self.waiters.first() {
             Some(next) if self.store_has_queue && self.waiters.has_patient() => {
-                let ttl = next.ttl;
-                TenureEnd::Yield { ttl, ending }
+                TenureEnd::Yield(next.ttl, ending)
             }
-            _ => TenureEnd::Release { ending },
+            _ => TenureEnd::Release(ending),
         };
         self.end_tenure(cx, end);
     }

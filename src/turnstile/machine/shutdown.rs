@@ -65,10 +65,9 @@ impl<Caller: Clone> Turnstile<Caller> {
         if !lease.is_taken() {
             return self.refuse(lease.caller, Refusal::Closed);
         }
-        let ending = None;
         match lease.kept_if_closed(cx.at()) {
             Some(Point::FOREVER) => self.end_tenure(cx, TenureEnd::LetExpire),
-            Some(until) => self.end_tenure(cx, TenureEnd::Keep { until, ending }),
+            Some(until) => self.end_tenure(cx, TenureEnd::Keep(until, None)),
             None => {}
         }
         self.end_lease(lease.caller, LeaseEnd::Closed);

@@ -3,12 +3,12 @@
 use std::mem;
 use std::time::Duration;
 
+use super::acquisition::{Acquisition, Footprint};
 use super::transitions::TenureEnd;
 use super::{EarlyGrant, InFlight, Trouble, Turnstile};
 use crate::base::token::is_epoch;
 use crate::base::{LossCause, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
-use crate::turnstile::acquisition::{Acquisition, Footprint};
 use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::time::{Point, drift};
 use crate::turnstile::verdict::Refusal;
@@ -167,7 +167,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.down = down;
         self.failures += 1;
         if let Some(acquisition) = self.state.acquisition_mut() {
-            acquisition.repeats().ask(again);
+            acquisition.plan_question(again);
         }
         if let Some(pending) = self.pending.front_mut() {
             pending.send_again(again);

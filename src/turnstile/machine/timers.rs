@@ -70,7 +70,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             Timer::WaitEnds => self.waiters.next_end(),
             Timer::AdoptionEnds => self.adopters.iter().map(|it| self.end_of(it)).min(),
             Timer::EndingFails => self.pending.iter().filter_map(|it| it.deadline()).min(),
-            Timer::PendingExpires => self.unsent().map(|it| it.until()).min(),
+            Timer::PendingExpires => self.pending_expires(),
             Timer::TenureEnds => tenure.map(Tenure::deadline),
             Timer::LeaseEnds => lease?.fixed_end(),
             Timer::TurnLost => lease?.turn_ends(),
@@ -144,12 +144,11 @@ impl<Caller: Clone> Turnstile<Caller> {
                 };
                 let lost = tenure.lose_lease(now, away_since);
                 let kept_until = lost.as_ref().and_then(|(lease, _)| lease.kept_if_lost(now));
-                let ending = None;
                 if let Some(until) = kept_until {
-                    self.end_tenure(cx, TenureEnd::Keep { until, ending });
+                    self.end_tenure(cx, TenureEnd::Keep(until, None));
                 } else if timer == Timer::TenureEnds {
                     // D5: the store may hold the key for a little longer.
-                    self.end_tenure(cx, TenureEnd::Release { ending });
+                    self.end_tenure(cx, TenureEnd::Release(None));
                 }
                 if let Some((lease, cause)) = lost {
                     self.lose(lease, cause);

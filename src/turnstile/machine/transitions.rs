@@ -11,11 +11,11 @@
 use std::time::Duration;
 
 use super::Turnstile;
+use super::acquisition::Acquisition;
+use super::pending::{Ending, PendingOp};
 use crate::store::contract::Op;
-use crate::turnstile::acquisition::{Acquisition, Win};
 use crate::turnstile::ids::EventCx;
-use crate::turnstile::pending_op::{Ending, PendingOp};
-use crate::turnstile::tenure::Tenure;
+use crate::turnstile::tenure::{Tenure, Win};
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaiterId;
 
@@ -33,20 +33,14 @@ enum State<Caller> {
     Held(Tenure<Caller>),
 }
 
-/// How a tenure ends. `ending`: the lease that ends with it, if its holder waits for the store's answer.
+/// How a tenure ends, and the lease that ends with it, if its holder waits for the store's answer.
 pub(super) enum TenureEnd<Caller> {
     /// The store gives the key to the first of its queue.
-    Release { ending: Option<Ending<Caller>> },
+    Release(Option<Ending<Caller>>),
     /// The same, and a new owner of ours queues again, with this ttl.
-    Yield {
-        ttl: Duration,
-        ending: Option<Ending<Caller>>,
-    },
+    Yield(Duration, Option<Ending<Caller>>),
     /// The store keeps the key until then, for nobody (M8).
-    Keep {
-        until: Point,
-        ending: Option<Ending<Caller>>,
-    },
+    Keep(Point, Option<Ending<Caller>>),
     /// The key stays in the store until it expires.
     LetExpire,
     /// The store has found that the key is not ours. Nothing is sent for its owner (O6).
@@ -101,15 +95,14 @@ impl<Caller: Clone> Turnstile<Caller> {
         adopter: Option<WaiterId>,
     ) {
         let owner = cx.ids.owner(self.mode);
-        let acquisition = Acquisition::new(owner, ttl, ask_at, adopter);
+        let acquisition = Acquisition::new(owner, ttl, ask_at, adopter, 0);
         self.state.0 = State::Acquiring(acquisition);
     }
 
     /// The store gave us the key.
     pub(super) fn become_held(&mut self, win: Win, now: Point) {
-        if let State::Acquiring(acquisition) = &self.state.0 {
-            self.state.0 = State::Held(Tenure::new(acquisition, win, now));
-        }
+        debug_assert!(self.is_acquiring(), "{win:?} is nobody's");
+        self.state.0 = State::Held(Tenure::new(win, now));
     }
 
     /// Ends an acquisition that is not needed, and removes it from the store.
@@ -129,25 +122,20 @@ impl<Caller: Clone> Turnstile<Caller> {
             return;
         };
         let now = cx.at();
-        let (owner, until) = (tenure.owner(), tenure.expires_by(now));
+        let (old, expires) = (tenure.owner(), tenure.expires_by(now));
         let mut next = State::Idle;
         let pending = match end {
-            TenureEnd::Release { ending } => Some(PendingOp::release(owner, ending, until)),
-            TenureEnd::Yield { ttl, ending } => {
+            TenureEnd::Release(ending) => Some(PendingOp::release(old, ending, expires)),
+            TenureEnd::Yield(ttl, ending) => {
                 let new = cx.ids.owner(self.mode);
                 let uncontended = tenure.uncontended_after_yield();
-                next = State::Acquiring(Acquisition::by_yield(new, ttl, now, uncontended));
-                let op = Op::Yield {
-                    old: owner,
-                    new,
-                    ttl,
-                };
-                Some(PendingOp::new(op, ending, until))
+                let acquisition = Acquisition::new(new, ttl, now, None, uncontended);
+                next = State::Acquiring(acquisition);
+                Some(PendingOp::new(Op::Yield { old, new, ttl }, ending, expires))
             }
-            TenureEnd::Keep {
-                until: kept_until,
-                ending,
-            } => Some(PendingOp::keep(owner, kept_until, ending, until)),
+            TenureEnd::Keep(until, ending) => {
+                Some(PendingOp::release(old, ending, expires).kept(until))
+            }
             TenureEnd::LetExpire => {
                 if tenure.had_ticket() {
                     // I7: the store may have sent both a reply and a grant for this tenure (O3). The grant may arrive
@@ -155,10 +143,10 @@ impl<Caller: Clone> Turnstile<Caller> {
                     let until = match tenure.is_renewing() {
                         // The renewal may be done at any time until its connection is given up. Remembering the owner
                         // for too long costs only memory: the key expires by itself.
-                        true => until + LONGEST_FLIGHT,
-                        false => until,
+                        true => expires + LONGEST_FLIGHT,
+                        false => expires,
                     };
-                    cx.ids.remember(owner, now, until);
+                    cx.ids.remember(old, now, until);
                 }
                 None
             }

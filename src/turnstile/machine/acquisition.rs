@@ -1,14 +1,16 @@
 //! One owner that asks the store for the key, and what its answers have told.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ids::EventCx;
-use super::repeats::Repeats;
-use super::time::{Point, deadline, drift};
-use super::verdict::Holding;
-use super::wait_queue::WaiterId;
+use super::policy::Repeats;
 use crate::store::contract::{Answer, Grant, Occupant, Op, Outcome, Owner, ServerTime};
+use crate::turnstile::ids::EventCx;
+use crate::turnstile::tenure::Win;
+use crate::turnstile::time::{Point, drift};
+use crate::turnstile::verdict::Holding;
+use crate::turnstile::wait_queue::WaiterId;
 
 /// K3: the store keeps a queue this much longer than its lock.
 const QUEUE_MARGIN: Duration = Duration::from_secs(60);
@@ -67,26 +69,13 @@ struct Proof {
     at: ServerTime,
 }
 
-/// The store gave the key to an acquisition: for `ttl` from `start` on, as is proved.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Win {
-    pub(super) epoch: u64,
-    pub(super) start: Point,
-    pub(super) ttl: Duration,
-}
-
-impl Win {
-    pub(super) fn is_over(&self, now: Point) -> bool {
-        deadline(self.start, self.ttl) <= now
-    }
-}
-
 impl Acquisition {
     pub(super) fn new(
         owner: Owner,
         ttl: Duration,
         ask_at: Point,
         adopter: Option<WaiterId>,
+        uncontended: u8,
     ) -> Self {
         Self {
             owner,
@@ -98,7 +87,7 @@ impl Acquisition {
             occupant: None,
             busy_until: Point::FOREVER,
             adopter,
-            uncontended: 0,
+            uncontended,
             had_ticket: false,
             late: 0,
             saw_late: WaiterId(0),
@@ -107,20 +96,8 @@ impl Acquisition {
         }
     }
 
-    /// One that a yield enters. `uncontended`: see there.
-    pub(super) fn by_yield(owner: Owner, ttl: Duration, now: Point, uncontended: u8) -> Self {
-        Self {
-            uncontended,
-            ..Self::new(owner, ttl, now, None)
-        }
-    }
-
     pub(super) fn owner(&self) -> Owner {
         self.owner
-    }
-
-    pub(super) fn ttl(&self) -> Duration {
-        self.ttl
     }
 
     pub(super) fn adopter(&self) -> Option<WaiterId> {
@@ -135,21 +112,18 @@ impl Acquisition {
         self.is_busy
     }
 
-    pub(super) fn uncontended(&self) -> u8 {
-        self.uncontended
-    }
-
-    pub(super) fn had_ticket(&self) -> bool {
-        self.had_ticket
-    }
-
-    pub(super) fn saw_late(&self) -> WaiterId {
-        self.saw_late
+    /// The newest waiter that was there for all late wins, and their ttl.
+    pub(super) fn late_wins(&self) -> (WaiterId, Duration) {
+        (self.saw_late, self.ttl)
     }
 
     /// When the store is asked (again).
     pub(super) fn ask_at(&self) -> Point {
-        self.repeats.ask_at()
+        self.repeats.ask_at
+    }
+
+    pub(super) fn plan_question(&mut self, ask_at: Point) {
+        self.repeats.ask_at = ask_at;
     }
 
     pub(super) fn repeats(&mut self) -> &mut Repeats {
@@ -229,10 +203,17 @@ impl Acquisition {
     /// The store gave it the key, by an op that was sent at `sent`.
     pub(super) fn on_won(&mut self, epoch: u64, sent: Point) -> Win {
         self.footprint = Footprint::Lock;
+        self.win(epoch, sent, self.ttl)
+    }
+
+    fn win(&self, epoch: u64, start: Point, ttl: Duration) -> Win {
         Win {
+            owner: self.owner,
+            had_ticket: self.had_ticket,
+            uncontended: self.uncontended,
             epoch,
-            start: sent,
-            ttl: self.ttl,
+            start,
+            ttl,
         }
     }
 
@@ -269,8 +250,8 @@ impl Acquisition {
             let jitter = cx.ids.jitter(1, 50);
             let recheck = Self::recheck(cx);
             let next = left.map_or(recheck, |left| recheck.min(left.saturating_add(jitter)));
-            let is_old = has_queue && self.repeats.take_notice();
-            self.repeats.ask(if is_old { now } else { now + next });
+            let is_old = has_queue && mem::take(&mut self.repeats.is_notified);
+            self.repeats.ask_at = if is_old { now } else { now + next };
         } else if score.is_some() {
             self.footprint = Footprint::Subscription;
         } else if self.footprint <= footprint {
@@ -281,12 +262,12 @@ impl Acquisition {
     /// The store has not done the yield that should have entered it. Entering it recovers the lock, wherever it is (S3).
     pub(super) fn on_yield_failed(&mut self, now: Point) {
         self.uncontended = 0;
-        self.repeats.ask(now);
+        self.repeats.ask_at = now;
     }
 
     /// The store has refused an op. It is asked again then.
     pub(super) fn on_refused(&mut self, ask_at: Point) {
-        self.repeats.ask(ask_at);
+        self.repeats.ask_at = ask_at;
         if self.adopts() {
             // Some quorum nodes may already have moved the lock to our owner. A release would destroy the lease to
             // adopt. So the same owner asks again (S3).
@@ -319,10 +300,9 @@ impl Acquisition {
         }
         // W6: the lock was granted while our ticket waited, so another registry had wanted the key, too.
         self.uncontended = 0;
-        let epoch = grant.epoch;
         // K1: the ttl on its ticket, which the store rounds up.
         let ttl = self.ttl.min(grant.ttl);
-        Some(Win { epoch, start, ttl })
+        Some(self.win(grant.epoch, start, ttl))
     }
 
     /// D4: the key was its, but no longer on arrival, while `newest` was the newest waiter. It asks again: the answer is
@@ -338,7 +318,7 @@ impl Acquisition {
 
     fn prove_again(&mut self, now: Point) {
         self.forget_proof();
-        self.repeats.ask(now);
+        self.repeats.ask_at = now;
     }
 
     /// A proof is valid for one connection: the next may lead to another server.
@@ -348,8 +328,9 @@ impl Acquisition {
 
     /// The connection is up again.
     pub(super) fn on_up(&mut self, now: Point) {
-        self.forget_proof();
-        self.repeats.restart(now);
+        self.prove_again(now);
+        // The policy is asked again, if its answer is needed.
+        self.repeats.asked = None;
     }
 
     /// The store may have lost the ticket, if there is one: asks at once. `all_ask`: nothing counts that the store has
@@ -359,7 +340,7 @@ impl Acquisition {
             if all_ask {
                 self.forget_proof();
             }
-            self.repeats.ask(now);
+            self.repeats.ask_at = now;
         }
     }
 
