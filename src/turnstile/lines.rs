@@ -1,9 +1,9 @@
 //! All that one registry has of one key: a turnstile for the exclusive callers, and one for each shared caller (M6).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{iter, mem};
 
 use foldhash::HashMap;
 
@@ -27,31 +27,56 @@ pub(crate) struct Lines<Caller> {
 }
 
 /// The lines of shared callers. A reader or a permit has a ticket, a renewal and a loss of its own, so each is the only
-/// caller of its turnstile.
+/// caller of its turnstile (M6).
 #[derive(Debug)]
 struct SharedLines<Caller> {
     /// By the arrival that began the line.
     lines: BTreeMap<WaiterId, Line<Caller>>,
     /// Which line an owner belongs to.
     by_owner: HashMap<Owner, WaiterId>,
-    /// When each line is to be ticked.
+    /// When each line is to be ticked. Without it a tick would look at each of thousands of permits.
     timeouts: BTreeSet<(Moment, WaiterId)>,
-    /// Those that wait for the store. The first asks it for all of them (M5).
-    waiting: BTreeSet<WaiterId>,
-    effects: VecDeque<Effect<Caller>>,
-    /// How many lines have a caller that waits, also while the store is away.
-    callers: usize,
+    /// Those that have asked the store. The first asks again for all of them (M5).
+    acquiring: BTreeSet<WaiterId>,
+    /// How many callers wait, also while the store is away.
+    waiters: usize,
 }
 
 #[derive(Debug)]
 struct Line<Caller> {
     turnstile: Turnstile<Caller>,
-    /// Whether it counts as one with a caller that waits.
-    has_caller: bool,
-    /// Its place in `timeouts`.
-    timeout: Option<Moment>,
     /// Its places in `by_owner`.
     owners: Vec<Owner>,
+}
+
+/// What the indexes have of a line.
+#[derive(Clone, Copy, Default)]
+struct Indexed {
+    timeout: Option<Moment>,
+    is_acquiring: bool,
+    waiters: usize,
+}
+
+impl Indexed {
+    fn of<Caller: Clone>(turnstile: &Turnstile<Caller>) -> Self {
+        Self {
+            timeout: turnstile.next_timeout(),
+            is_acquiring: turnstile.is_acquiring(),
+            waiters: turnstile.waiting(),
+        }
+    }
+}
+
+impl<Caller> Default for SharedLines<Caller> {
+    fn default() -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            by_owner: HashMap::default(),
+            timeouts: BTreeSet::new(),
+            acquiring: BTreeSet::new(),
+            waiters: 0,
+        }
+    }
 }
 
 impl<Caller: Clone> Lines<Caller> {
@@ -71,7 +96,6 @@ impl<Caller: Clone> Lines<Caller> {
     /// What is to be done next.
     pub(crate) fn next_effect(&mut self) -> Option<Effect<Caller>> {
         let effect = self.exclusive.next_effect();
-        let effect = effect.or_else(|| self.shared.as_mut()?.effects.pop_front());
         if effect.is_none() {
             self.shared.take_if(|shared| shared.lines.is_empty());
         }
@@ -80,7 +104,7 @@ impl<Caller: Clone> Lines<Caller> {
 
     /// Lends it a buffer for the effects of an event, or takes that back once all are drained.
     pub(crate) fn swap_buffer(&mut self, buffer: &mut VecDeque<Effect<Caller>>) {
-        self.exclusive.swap_effects(buffer);
+        mem::swap(self.exclusive.effects(), buffer);
     }
 
     /// Nobody waits, nothing is held or pending, and all effects are drained: all this may be dropped.
@@ -105,29 +129,20 @@ impl<Caller: Clone> Lines<Caller> {
 
     /// Everybody who still awaits a verdict.
     pub(crate) fn callers(&self) -> impl Iterator<Item = &Caller> {
-        let effects = self.shared.iter().flat_map(|shared| &shared.effects);
-        let effects = effects.filter_map(Effect::caller);
-        self.turnstiles()
-            .flat_map(Turnstile::callers)
-            .chain(effects)
+        self.turnstiles().flat_map(Turnstile::callers)
     }
 
     fn turnstiles(&self) -> impl Iterator<Item = &Turnstile<Caller>> {
         let lines = self.shared.iter().flat_map(|shared| shared.lines.values());
-        [&self.exclusive]
-            .into_iter()
-            .chain(lines.map(|line| &line.turnstile))
+        iter::once(&self.exclusive).chain(lines.map(|line| &line.turnstile))
     }
 
     /// When to call [`tick`](Self::tick) at the latest.
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
         let shared = self.shared.as_ref();
         let shared = shared.and_then(|shared| Some(shared.timeouts.first()?.0));
-        self.exclusive
-            .next_timeout()
-            .into_iter()
-            .chain(shared)
-            .min()
+        let exclusive = self.exclusive.next_timeout();
+        exclusive.into_iter().chain(shared).min()
     }
 
     /// A caller wants the key. Its verdicts come as effects.
@@ -137,17 +152,14 @@ impl<Caller: Clone> Lines<Caller> {
         mode: Mode,
         request: Request<Caller>,
     ) -> WaiterId {
-        let shared = self.shared.as_ref().map_or(0, |it| it.callers);
+        let shared = self.shared.as_ref().map_or(0, |shared| shared.waiters);
         if mode == Mode::Exclusive {
             return self.exclusive.arrive(cx, request, shared);
         }
         let others = shared + self.exclusive.waiting();
-        let (exclusive, shared) = self.shared();
-        let mut turnstile = exclusive.beside(mode);
-        let id = turnstile.arrive(cx, request, others);
-        shared.add(id, turnstile);
-        shared.settle(cx.now, id);
-        id
+        self.begin_line(cx, mode, |turnstile, cx| {
+            turnstile.arrive(cx, request, others)
+        })
     }
 
     /// A caller wants the lease that the owner `from` left in the store: see [`Turnstile::adopt`].
@@ -161,11 +173,25 @@ impl<Caller: Clone> Lines<Caller> {
         if mode == Mode::Exclusive {
             return self.exclusive.adopt(cx, from, request);
         }
-        let (exclusive, shared) = self.shared();
-        let mut turnstile = exclusive.beside(mode);
-        let id = turnstile.adopt(cx, from, request);
-        shared.add(id, turnstile);
-        shared.settle(cx.now, id);
+        self.begin_line(cx, mode, |turnstile, cx| turnstile.adopt(cx, from, request))
+    }
+
+    fn begin_line(
+        &mut self,
+        cx: &mut EventCx<'_>,
+        mode: Mode,
+        arrive: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> WaiterId,
+    ) -> WaiterId {
+        let mut turnstile = self.exclusive.beside(mode);
+        let effects = self.exclusive.effects();
+        let earlier = effects.len();
+        mem::swap(turnstile.effects(), effects);
+        let id = arrive(&mut turnstile, cx);
+        mem::swap(turnstile.effects(), effects);
+        let shared = self.shared.get_or_insert_default();
+        let owners = Vec::new();
+        shared.lines.insert(id, Line { turnstile, owners });
+        shared.update(cx.now, id, Indexed::default(), effects.range_mut(earlier..));
         id
     }
 
@@ -247,18 +273,11 @@ impl<Caller: Clone> Lines<Caller> {
     /// Time went by.
     pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
         self.exclusive.tick(cx);
+        let due = ..=(cx.now, WaiterId::LAST);
+        let shared = self.shared.iter();
+        let due = shared.flat_map(|shared| shared.timeouts.range(due));
+        let due: Vec<_> = due.map(|(_, id)| *id).collect();
         // Each once: one that stays due must not keep the others waiting for ever.
-        let mut due = Vec::new();
-        if let Some(shared) = &mut self.shared {
-            while shared.timeouts.first().is_some_and(|(at, _)| *at <= cx.now) {
-                due.extend(shared.timeouts.pop_first().map(|(_, id)| id));
-            }
-            for id in &due {
-                if let Some(line) = shared.lines.get_mut(id) {
-                    line.timeout = None;
-                }
-            }
-        }
         for id in due {
             self.feed_line_if_any(cx, id, Turnstile::tick);
         }
@@ -285,13 +304,15 @@ impl<Caller: Clone> Lines<Caller> {
         fault: Option<StoreError>,
     ) {
         let owner = grant.owner;
-        if owner.mode != Mode::Exclusive && !self.knows(owner) {
-            // A line of its own gives it back (O1).
-            let (exclusive, shared) = self.shared();
-            let turnstile = exclusive.beside(owner.mode);
-            let id = cx.ids.waiter();
-            shared.add(id, turnstile);
-            shared.know(owner, id);
+        if owner.mode != Mode::Exclusive {
+            let shared = self.shared.get_or_insert_default();
+            if !shared.by_owner.contains_key(&owner) {
+                // A line of its own gives it back (O1).
+                let turnstile = self.exclusive.beside(owner.mode);
+                let (id, owners) = (cx.ids.waiter(), Vec::new());
+                shared.lines.insert(id, Line { turnstile, owners });
+                shared.know(owner, id);
+            }
         }
         self.feed_owner(cx, owner, |turnstile, cx| {
             turnstile.grant_received(cx, grant, fault);
@@ -332,21 +353,8 @@ impl<Caller: Clone> Lines<Caller> {
 
     #[cfg(test)]
     pub(super) fn known_owners(&self) -> usize {
-        self.shared
-            .as_ref()
-            .map_or(0, |shared| shared.by_owner.len())
-    }
-
-    fn knows(&self, owner: Owner) -> bool {
         let shared = self.shared.as_ref();
-        shared.is_some_and(|shared| shared.by_owner.contains_key(&owner))
-    }
-
-    fn shared(&mut self) -> (&Turnstile<Caller>, &mut SharedLines<Caller>) {
-        let shared = self
-            .shared
-            .get_or_insert_with(|| Box::new(SharedLines::new()));
-        (&self.exclusive, shared)
+        shared.map_or(0, |shared| shared.by_owner.len())
     }
 
     /// Feeds the turnstile of this caller.
@@ -387,14 +395,10 @@ impl<Caller: Clone> Lines<Caller> {
         event: impl Fn(&mut Turnstile<Caller>, &mut EventCx<'_>),
     ) {
         event(&mut self.exclusive, cx);
-        for id in self.line_ids() {
+        let ids = self.shared.iter().flat_map(|shared| shared.lines.keys());
+        for id in ids.copied().collect::<Vec<_>>() {
             self.feed_line_if_any(cx, id, &event);
         }
-    }
-
-    fn line_ids(&self) -> Vec<WaiterId> {
-        let shared = self.shared.iter();
-        shared.flat_map(|it| it.lines.keys().copied()).collect()
     }
 
     fn has_line(&self, id: WaiterId) -> bool {
@@ -440,18 +444,22 @@ impl<Caller: Clone> Lines<Caller> {
     ) -> (R, Tickets, Option<WaiterId>) {
         let shared = self.shared.as_mut().expect("it has the line");
         let leases = cx.leases + shared.lines.len();
-        let line = shared.lines.get_mut(&id).expect("the caller looked");
-        let first = shared.waiting.first().copied();
+        let Line { turnstile, .. } = shared.lines.get_mut(&id).expect("the caller looked");
+        let first = shared.acquiring.first().copied();
         let mut cx_of_line = EventCx {
             now: cx.now,
             ids: cx.ids,
             asks_for_others: first.is_none_or(|first| id <= first),
             leases,
         };
-        let result = event(&mut line.turnstile, &mut cx_of_line);
-        let tickets = line.turnstile.take_tickets();
-        shared.settle(cx.now, id);
-        let next = shared.waiting.first().copied();
+        let effects = self.exclusive.effects();
+        let (before, earlier) = (Indexed::of(turnstile), effects.len());
+        mem::swap(turnstile.effects(), effects);
+        let result = event(turnstile, &mut cx_of_line);
+        mem::swap(turnstile.effects(), effects);
+        let tickets = turnstile.take_tickets();
+        shared.update(cx.now, id, before, effects.range_mut(earlier..));
+        let next = shared.acquiring.first().copied();
         let next = next.filter(|next| first == Some(id) && *next != id);
         (result, tickets, next)
     }
@@ -467,8 +475,8 @@ impl<Caller: Clone> Lines<Caller> {
         if but.is_some() {
             self.exclusive.ask_again(cx, all_ask);
         }
-        let waiting = self.shared.iter().flat_map(|shared| &shared.waiting);
-        let others = waiting.copied().filter(|id| Some(*id) != but);
+        let acquiring = self.shared.iter().flat_map(|shared| &shared.acquiring);
+        let others = acquiring.copied().filter(|id| Some(*id) != but);
         for id in others.take(most).collect::<Vec<_>>() {
             self.feed_line_if_any(cx, id, |turnstile, cx| turnstile.ask_again(cx, all_ask));
         }
@@ -481,25 +489,51 @@ fn is_serve(op: &Op) -> bool {
 }
 
 impl<Caller: Clone> SharedLines<Caller> {
-    fn new() -> Self {
-        Self {
-            lines: BTreeMap::new(),
-            by_owner: HashMap::default(),
-            timeouts: BTreeSet::new(),
-            waiting: BTreeSet::new(),
-            effects: VecDeque::new(),
-            callers: 0,
+    /// A line was fed: drops it if it is idle, and brings the indexes up to date. `effects`: those of the event.
+    fn update<'a>(
+        &mut self,
+        now: Moment,
+        id: WaiterId,
+        before: Indexed,
+        effects: impl Iterator<Item = &'a mut Effect<Caller>>,
+    ) where
+        Caller: 'a,
+    {
+        let mut owners = Vec::new();
+        for effect in effects {
+            if let Effect::Send(op) = effect {
+                owners.push(op.owner());
+            } else if let Effect::Wake(_, Verdict::Waiter(WaiterVerdict::Refused(refusal))) = effect
+                && let Refusal::Busy(holding @ None) = refusal
+            {
+                *holding = self.holding(now);
+            }
         }
-    }
-
-    fn add(&mut self, id: WaiterId, turnstile: Turnstile<Caller>) {
-        let line = Line {
-            turnstile,
-            has_caller: false,
-            timeout: None,
-            owners: Vec::new(),
+        let turnstile = self.lines.get(&id).map(|line| &line.turnstile);
+        let turnstile = turnstile.filter(|turnstile| !turnstile.is_idle());
+        let after = turnstile.map(Indexed::of);
+        if after.is_none() {
+            let line = self.lines.remove(&id);
+            for owner in line.into_iter().flat_map(|line| line.owners) {
+                self.by_owner.remove(&owner);
+            }
+        } else {
+            for owner in owners {
+                self.know(owner, id);
+            }
+        }
+        let after = after.unwrap_or_default();
+        if before.timeout != after.timeout {
+            if let Some(timeout) = before.timeout {
+                self.timeouts.remove(&(timeout, id));
+            }
+            self.timeouts.extend(after.timeout.map(|at| (at, id)));
+        }
+        match after.is_acquiring {
+            true => self.acquiring.insert(id),
+            false => self.acquiring.remove(&id),
         };
-        self.lines.insert(id, line);
+        self.waiters = self.waiters + after.waiters - before.waiters;
     }
 
     fn know(&mut self, owner: Owner, id: WaiterId) {
@@ -520,54 +554,7 @@ impl<Caller: Clone> SharedLines<Caller> {
     /// Who has the key, as the first line has heard that asks for all of them (M5).
     fn holding(&self, now: Moment) -> Option<Box<Holding>> {
         // The first may be the one that has just ended.
-        let mut first = self.waiting.iter().take(2);
+        let mut first = self.acquiring.iter().take(2);
         first.find_map(|id| self.lines.get(id)?.turnstile.holding(now.into()))
-    }
-
-    /// A line was fed: takes its effects, and brings the indexes up to date.
-    fn settle(&mut self, now: Moment, id: WaiterId) {
-        let Some(line) = self.lines.get_mut(&id) else {
-            return;
-        };
-        let (mut owners, mut effects) = (Vec::new(), VecDeque::new());
-        line.turnstile.swap_effects(&mut effects);
-        for mut effect in effects {
-            if let Effect::Send(op) = &effect {
-                owners.push(op.owner());
-            } else if let Effect::Wake(_, Verdict::Waiter(verdict)) = &mut effect
-                && let WaiterVerdict::Refused(Refusal::Busy(holding @ None)) = verdict
-            {
-                *holding = self.holding(now);
-            }
-            self.effects.push_back(effect);
-        }
-        let Some(line) = self.lines.get_mut(&id) else {
-            return;
-        };
-        if let Some(timeout) = line.timeout.take() {
-            self.timeouts.remove(&(timeout, id));
-        }
-        self.waiting.remove(&id);
-        let had_caller = mem::replace(&mut line.has_caller, line.turnstile.waiting() > 0);
-        self.callers = self.callers + usize::from(line.has_caller) - usize::from(had_caller);
-        if line.turnstile.is_idle() {
-            for owner in self
-                .lines
-                .remove(&id)
-                .into_iter()
-                .flat_map(|line| line.owners)
-            {
-                self.by_owner.remove(&owner);
-            }
-            return;
-        }
-        line.timeout = line.turnstile.next_timeout();
-        self.timeouts.extend(line.timeout.map(|at| (at, id)));
-        if line.turnstile.is_acquiring() {
-            self.waiting.insert(id);
-        }
-        for owner in owners {
-            self.know(owner, id);
-        }
     }
 }

@@ -183,10 +183,9 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.effects.pop_front()
     }
 
-    /// Exchanges the list of its effects. Between two events the engine has its buffer: there may be a hundred thousand
-    /// turnstiles.
-    pub(super) fn swap_effects(&mut self, effects: &mut VecDeque<Effect<Caller>>) {
-        mem::swap(&mut self.effects, effects);
+    /// The queue of its effects. Between two events another has its buffer: there may be a hundred thousand turnstiles.
+    pub(super) fn effects(&mut self) -> &mut VecDeque<Effect<Caller>> {
+        &mut self.effects
     }
 
     /// Nobody waits, nothing is held or pending: the turnstile may be dropped.
