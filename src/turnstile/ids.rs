@@ -21,7 +21,7 @@ pub(crate) struct Ids {
     pub(super) rules: Rules,
     sequence: u64,
     random: u64,
-    /// The latest of [`place_in`](Self::place_in), as a part of 2^64, and how many more get it.
+    /// The latest result of [`place_in`](Self::place_in), as a part of 2^64, and how many more calls get the same.
     place: u64,
     more: u8,
     /// Owners whose key was left in the store, and when it has expired there. The turnstile that left it
@@ -86,8 +86,8 @@ impl Ids {
         Duration::from_millis(low) + self.within(Duration::from_millis(high - low))
     }
 
-    /// A duration of less than `most`. A few in a row get the same part of theirs, and these parts are spread evenly:
-    /// each is further than the last by the golden ratio, modulo 1.
+    /// A duration of less than `most`. A few calls in a row get the same part of their `most`. These parts are spread
+    /// evenly: each is the last plus the golden ratio, modulo 1.
     pub(super) fn place_in(&mut self, most: Duration) -> Duration {
         if self.more == 0 {
             self.more = TOGETHER;
@@ -115,8 +115,8 @@ impl Ids {
 pub(crate) struct EventCx<'a> {
     pub(crate) now: Moment,
     pub(crate) ids: &'a mut Ids,
-    /// Whether its ticket is asked about while it stands in the queue. Of the tickets of a registry only the first is
-    /// (M5).
+    /// Whether this line asks again while its ticket is in the queue. Only the first line of a registry does, for all of
+    /// them (M5).
     pub(super) asks_for_others: bool,
     /// How many leases the registry may have: the renewals of many are spread (G5).
     pub(crate) leases: usize,

@@ -464,8 +464,8 @@ impl<Caller: Clone> Lines<Caller> {
         (result, tickets, next)
     }
 
-    /// If the store has lost the ticket of the line `but`, or of the exclusive callers, it may have lost the others, too:
-    /// all of them ask. If it may have lost it, the next one asks.
+    /// M5: if the ticket of the line `but` is gone, or that of the exclusive callers, all others may be, too: all lines
+    /// ask. If it may be gone, the next line asks.
     fn ask_again(&mut self, cx: &mut EventCx<'_>, tickets: Tickets, but: Option<WaiterId>) {
         let (most, all_ask) = match tickets {
             Tickets::Kept => return,
@@ -483,7 +483,7 @@ impl<Caller: Clone> Lines<Caller> {
     }
 }
 
-/// Nobody waits for its answer: if it is lost, whoever is first in the queue asks soon (W2).
+/// Nobody waits for its answer. If it is not done, the first in the queue asks soon (W2).
 fn is_serve(op: &Op) -> bool {
     matches!(op, Op::Serve { .. })
 }

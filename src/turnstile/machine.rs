@@ -17,7 +17,7 @@ use self::acquisition::{Acquisition, Footprint};
 use self::pending::{Ending, PendingOp};
 use self::transitions::{KeyState, TenureEnd};
 use super::ids::EventCx;
-use super::tenure::{LocalLease, Tenure};
+use super::tenure::{LocalLease, LostLease, Tenure};
 use super::time::{Point, deadline};
 use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, Request, WaitQueue, WaiterId};
@@ -46,7 +46,7 @@ pub(crate) enum Effect<Caller> {
 }
 
 impl<Caller> Effect<Caller> {
-    /// Whom it is about.
+    /// The caller that it concerns.
     pub(super) fn caller(&self) -> Option<&Caller> {
         match self {
             Self::Wake(caller, _) | Self::AskPolicy(caller, _) => Some(caller),
@@ -74,18 +74,18 @@ struct InFlight {
     /// Whether this op is the first entry of `pending`. A yield is in `pending` and also sets `asks`.
     is_pending: bool,
     sent: Point,
-    /// The newest waiter that its answer counts for.
+    /// The newest waiter when it was sent. The answer counts for no later one.
     newest_waiter: WaiterId,
     /// A grant that came before the reply that may have caused it (O3).
     grant: Option<Box<EarlyGrant>>,
 }
 
-/// A grant that came.
+/// A grant, and when it came.
 #[derive(Debug)]
 struct EarlyGrant {
     at: Point,
     grant: Grant,
-    /// Why it does not count, if it does not.
+    /// Why it is given back, if it is.
     fault: Option<StoreError>,
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct Turnstile<Caller> {
     /// The mode of all its callers. A shared one has one caller at most (M6).
     mode: Mode,
     waiters: WaitQueue<Caller>,
-    /// Those who adopt, first come first: served before the wait queue, one at a time.
+    /// Callers that adopt a lease, in order of arrival. They are served before the wait queue, one at a time.
     adopters: VecDeque<Adopter<Caller>>,
     state: KeyState<Caller>,
     in_flight: Option<InFlight>,
@@ -122,7 +122,7 @@ pub(crate) struct Turnstile<Caller> {
     failures: u32,
     /// No new callers are accepted.
     closed: bool,
-    /// The store has been found to have lost our ticket, or may have.
+    /// What the last answer has shown about our ticket.
     tickets: Tickets,
     effects: VecDeque<Effect<Caller>>,
 }
@@ -147,7 +147,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
     }
 
-    /// Another turnstile of the same key, which knows as much of the store.
+    /// Another turnstile of the same key. It begins with what this one knows of the store.
     pub(super) fn beside(&self, mode: Mode) -> Self {
         Self {
             down: self.down,
@@ -268,7 +268,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         id
     }
 
-    /// When nobody waits for its answer any more. A first answer is awaited for longer, as with waiters.
+    /// When the wait of an adopter is over. Like a waiter, it waits for longer until the store's first answer has come.
     fn end_of(&self, adopter: &Adopter<Caller>) -> Point {
         let Request {
             until, answer_by, ..
@@ -321,7 +321,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         taken.is_some()
     }
 
-    /// A lease begins anew: its ttl counts from now, and the watchdog renews it this often at most.
+    /// A lease begins anew: its ttl counts from now. `renewals`: how often the watchdog renews it at most.
     pub(crate) fn restart(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -375,9 +375,9 @@ impl<Caller: Clone> Turnstile<Caller> {
         extended
     }
 
-    /// The holder ends its lease. `keeps`: the key stays as its waiter asked, if the time for that is not over. If the
-    /// key is released, or kept for a time, a verdict follows. If it is left to expire, nothing is sent, and the owner
-    /// of the tenure is returned.
+    /// The holder ends its lease. With `keeps` the key stays as the request has asked, if the time for that is not over.
+    /// If the key is released, or kept for a time, a verdict follows. If it is left to expire, nothing is sent, and the
+    /// owner of the tenure is returned.
     pub(crate) fn finish(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -393,8 +393,8 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.end_holding(cx, id, |_, _| Some(Point::FOREVER))
     }
 
-    /// The holder ends its lease. `kept_until`: until when the key stays, if it does. `FOREVER`: until it expires. Its
-    /// owner is then returned.
+    /// The holder ends its lease. `kept_until`: until when the key stays in the store. `FOREVER`: until it expires, and
+    /// its owner is returned.
     fn end_holding(
         &mut self,
         cx: &mut EventCx<'_>,
@@ -442,7 +442,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.state.tenure().map(Tenure::owner)
     }
 
-    /// Whether the key stays in the store if this holder ends its lease now, as its waiter has asked for.
+    /// Whether the key stays in the store if this holder ends its lease now, as its request has asked.
     pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
         let lease = self.lease_of(id);
         lease.is_some_and(|lease| lease.kept_until(cx.at()).is_some())
@@ -480,7 +480,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         there.or_else(here).map(Box::new)
     }
 
-    /// Why the lease of this caller is over, if its deadline has passed and nobody has been told.
+    /// Why the lease of this caller was not prolonged. Its deadline has passed, and its holder has not been told.
     pub(super) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
         let (tenure, lease) = (self.state.tenure()?, self.lease_of(id)?);
         Some(tenure.cause_of_expiry(lease, now.into(), self.away_since()))
@@ -511,11 +511,13 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// A lease was lost, at its deadline or in the store.
-    fn lose(&mut self, lease: LocalLease<Caller>, cause: LossCause) {
-        if lease.is_taken() {
-            self.end_lease(lease.caller, LeaseEnd::Lost(cause));
-        } else {
-            self.wake_waiter(lease.caller, WaiterVerdict::TurnLost);
+    fn tell_lost(&mut self, lost: LostLease<Caller>) {
+        match lost {
+            Some((lease, cause)) if lease.is_taken() => {
+                self.end_lease(lease.caller, LeaseEnd::Lost(cause));
+            }
+            Some((lease, _)) => self.wake_waiter(lease.caller, WaiterVerdict::TurnLost),
+            None => {}
         }
     }
 

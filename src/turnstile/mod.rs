@@ -7,7 +7,7 @@
 //! - **I1** For each key and registry: at most one tenure, and at most one lease in it.
 //! - **I2** one op in flight (O2), renewals excepted; pending operations go before new requests;
 //! - **I3** an owner is never revived (O1): a grant for a retired owner is released or ignored;
-//! - **I4** a lease's deadline is proved on our own clock (D1, D2), and never later than that;
+//! - **I4** a lease's deadline is never later than what is proved on our own clock (D1, D2);
 //! - **I5** every waiter gets exactly one verdict for each arrival, and every finished lease one;
 //! - **I6** nobody waits while the machine is idle: a wait queue that is not empty has an op in
 //!   flight, a tenure, or a timeout;

@@ -26,14 +26,14 @@ fn late_after(deadline: Point, due: Point) -> Point {
 /// So many renewals share a call. Those of fewer leases are not spread (G5).
 const FEW: usize = 64;
 
-/// The moments at which the leases of a registry are renewed are so far apart. Each wakes the timer and the connection,
-/// and its last call is not full.
+/// G5: how far apart the moments are at which leases are renewed. Each moment wakes the timer and the connection, and
+/// its last call is not full.
 const APART: Duration = Duration::from_millis(25);
 
-/// A renewal that is later than this was missed, and so were others: the process, or its runtime, stood still.
+/// G5: a renewal that is this late was missed because the process, or its runtime, stood still. Others were missed, too.
 const MISSED: Duration = Duration::from_millis(10);
 
-/// G5: a moment a little earlier, at which others are renewed, too.
+/// G5: rounds down to a moment at which other leases are renewed, too.
 fn with_others(at: Point, ttl: Duration) -> Point {
     let apart = APART.min(ttl / 32).as_nanos();
     let past = at.moment().as_nanos() % apart;
@@ -42,6 +42,9 @@ fn with_others(at: Point, ttl: Duration) -> Point {
 
 /// A verdict for the holder, if there is one.
 type HolderVerdict<Caller> = Option<(Caller, LeaseVerdict)>;
+
+/// A lease that was lost, if there was one, and why.
+pub(super) type LostLease<Caller> = Option<(LocalLease<Caller>, LossCause)>;
 
 /// The store gave the key to an acquisition: what a tenure begins with, and has for as long as it lasts.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +87,7 @@ pub(super) struct Tenure<Caller> {
     longest_extension: Duration,
     /// When the registry learned of it.
     began: Point,
-    /// How many leases it has had: as many as it may have passes, and one.
+    /// How many leases it has had. All but the first were passes.
     turns: u8,
     /// Whether it must not be passed on to a waiter here.
     forbids_passes: bool,
@@ -100,16 +103,16 @@ pub(super) struct LocalLease<Caller> {
     phase: LeasePhase,
     /// `Offered`: when the waiter loses its turn (W4). `Closing`: when the holder's grace period ends (O6).
     end_by: Point,
-    /// Until when the key stays in the store if it ends before (M8). `FOREVER`: until its ttl is over.
+    /// Until when the key stays in the store if the lease ends earlier (M8). `FOREVER`: until the ttl is over.
     kept_until: Point,
-    /// Whether that holds also if it is lost, or ended by a shutdown.
+    /// Whether the key stays also if the lease is lost, or ended by a shutdown.
     keeps_by_itself: bool,
     ttl: Duration,
     /// When a fixed lease ends, however long the tenure lasts.
     fixed_end: Option<Point>,
     /// How often the watchdog may still prolong it.
     renewals: u32,
-    /// Whether the renewal in flight is one of those.
+    /// Whether the renewal in flight was counted off `renewals`.
     counted: bool,
     /// Whether the watchdog's next moment was chosen after an event that many leases share (G5).
     is_planned: bool,
@@ -152,8 +155,7 @@ impl<Caller> LocalLease<Caller> {
         self.id == id
     }
 
-    /// Until when its key stays in the store if its holder ends it now, if it does. A turn that nobody took keeps
-    /// nothing.
+    /// Until when the key stays in the store, if the holder ends the lease now. A lease that was not taken keeps nothing.
     pub(super) fn kept_until(&self, now: Point) -> Option<Point> {
         let is_kept = self.is_taken() && now < self.kept_until;
         is_kept.then_some(self.kept_until)
@@ -247,10 +249,6 @@ impl<Caller: Clone> Tenure<Caller> {
         self.is_elsewhere = true;
     }
 
-    pub(super) fn is_elsewhere(&self) -> bool {
-        self.is_elsewhere
-    }
-
     pub(super) fn owner(&self) -> Owner {
         self.owner
     }
@@ -281,7 +279,7 @@ impl<Caller: Clone> Tenure<Caller> {
             let lasted = ends.since(since);
             return LossCause::StoreUnreachable { lasted };
         }
-        // Nobody has looked: at the time of the renewal, or at that of its answer.
+        // The process may have stood still when the renewal was due, or when its answer came.
         let unseen_since = match self.renewing {
             None if lease.late_at.is_none() => lease.due().filter(|due| *due < ends),
             sent => sent
@@ -448,15 +446,24 @@ impl<Caller: Clone> Tenure<Caller> {
         Some((lease, deadline))
     }
 
-    /// Removes the lease, whose time is over. Also returns why it was not prolonged.
-    pub(super) fn lose_lease(
+    /// The time of the lease is over. `away_since`: see [`cause_of_expiry`](Self::cause_of_expiry).
+    pub(super) fn expire_lease(
         &mut self,
         now: Point,
         away_since: Option<Point>,
-    ) -> Option<(LocalLease<Caller>, LossCause)> {
+    ) -> LostLease<Caller> {
         let lease = self.lease.take()?;
         let cause = self.cause_of_expiry(&lease, now, away_since);
         Some((lease, cause))
+    }
+
+    /// The store has found that the key is not ours.
+    pub(super) fn lose_lease(&mut self) -> LostLease<Caller> {
+        let cause = match self.is_elsewhere {
+            true => LossCause::ServerChanged,
+            false => LossCause::Taken,
+        };
+        Some((self.lease.take()?, cause))
     }
 
     /// Whether its holder must end its work.

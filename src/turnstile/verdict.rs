@@ -16,8 +16,8 @@ pub(crate) enum Verdict {
 /// For a waiter.
 #[derive(Clone, Debug)]
 pub(crate) enum WaiterVerdict {
-    /// The waiter has the key, if it takes it in time (W4). `is_first_of_several`: it begins a tenure with passes and others wait
-    /// behind it, so its turn is the first of several.
+    /// The waiter has the key, if it takes it in time (W4). `is_first_of_several`: the tenure begins with this turn, may
+    /// be passed on, and others wait.
     Granted {
         token: Token,
         deadline: Moment,
@@ -31,7 +31,7 @@ pub(crate) enum WaiterVerdict {
 /// Why a waiter does not get the key.
 #[derive(Clone, Debug)]
 pub(crate) enum Refusal {
-    /// Others have the key, and who, if that is known.
+    /// Others have the key: who, if that is known.
     Busy(Option<Box<Holding>>),
     /// The wait queue is full.
     QueueFull,
@@ -51,7 +51,7 @@ pub(crate) enum Refusal {
 pub(crate) enum Holding {
     /// A caller of this registry.
     Here { owner: Owner, left: Duration },
-    /// Whom the store has named when it was asked last. `left`: `None` if it has no end.
+    /// The holder that the store has named last. `left`: `None` if its lease has no end.
     There {
         occupant: Arc<Occupant>,
         left: Option<Duration>,
@@ -84,8 +84,8 @@ pub(crate) enum LeaseVerdict {
     },
     /// A renewal got no answer, or a refusal, or was not sent. It is tried again until the deadline.
     Unrenewed(StoreError),
-    /// A renewal is due and not confirmed, and most of the time that the lease had left is over. Comes
-    /// once, until one is confirmed.
+    /// A renewal is due and not confirmed, and two thirds of the time that the lease had left are over. Told once, until
+    /// a renewal is confirmed.
     RenewalLate,
     /// The registry is being shut down. The lease is held until its work has ended, but not for long.
     Closing,

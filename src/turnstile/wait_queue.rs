@@ -42,9 +42,9 @@ pub(crate) struct Request<Caller> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
-    /// What becomes of the key if its lease ends, unless its holder releases it.
+    /// What happens to the key when the lease ends, unless the holder releases it.
     pub(crate) on_finish: OnFinish,
-    /// Whether that is for its holder to say: the key of a lease that is lost, or ended by a shutdown, is released.
+    /// Whether that counts only if the holder ends the lease. If it is lost, or ended by a shutdown, the key is released.
     pub(crate) is_conditional: bool,
     pub(crate) patience: Patience,
     /// Until when it waits for others.
@@ -80,18 +80,18 @@ pub(super) struct Adopter<Caller> {
 #[derive(Debug)]
 pub(super) struct WaitQueue<Caller>(Option<Box<Waiters<Caller>>>);
 
-/// The first has no place in the trees: most queues have no other.
+/// The first waiter is kept outside of the trees: most queues have no other.
 #[derive(Debug)]
 struct Waiters<Caller> {
     first: (WaiterId, Request<Caller>),
     others: BTreeMap<WaiterId, Request<Caller>>,
     /// When the waits of the others are over.
     by_end: BTreeSet<(Point, WaiterId)>,
-    /// Those of the others who ask once.
+    /// Those of the others that ask once.
     once: BTreeSet<WaiterId>,
     /// The newest waiter for which the store's first answer has come.
     answered: WaiterId,
-    /// The newest waiter of whom it is known that others hold the key.
+    /// The newest waiter that is known to wait for others, which hold the key.
     busy: WaiterId,
 }
 
@@ -184,7 +184,7 @@ impl<Caller> WaitQueue<Caller> {
         self.remove(id).map(|request| (id, request))
     }
 
-    /// Removes those who ask once and arrived no later than `newest_waiter`.
+    /// Removes waiters that ask once and arrived no later than `newest_waiter`.
     pub(super) fn take_once(&mut self, newest_waiter: WaiterId) -> Vec<Request<Caller>> {
         let Some(waiters) = &self.0 else {
             return Vec::new();
@@ -196,7 +196,7 @@ impl<Caller> WaitQueue<Caller> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Removes those who arrived no later than `newest_waiter` and ask for no longer ttl.
+    /// Removes waiters that arrived no later than `newest_waiter` and want no longer ttl.
     pub(super) fn take_within(
         &mut self,
         newest_waiter: WaiterId,

@@ -333,8 +333,7 @@ impl Acquisition {
         self.repeats.asked = None;
     }
 
-    /// The store may have lost the ticket, if there is one: asks at once. `all_ask`: nothing counts that the store has
-    /// said before.
+    /// If the store has confirmed a ticket, it may be gone: asks at once. `all_ask`: the confirmation counts no longer.
     pub(super) fn doubt_ticket(&mut self, now: Point, all_ask: bool) {
         if self.is_queued() {
             if all_ask {

@@ -67,7 +67,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         let Some(acquisition) = self.state.acquisition_mut() else {
             unreachable!("an acquisition stays until its op is answered")
         };
-        // The store may have lost others as well (M5).
+        // Tickets of other lines may be gone as well (M5).
         self.tickets = match answer.outcome {
             Outcome::Won { .. } if acquisition.is_queued() => Tickets::Unknown,
             Outcome::Busy { entered: true, .. } if acquisition.is_queued() => Tickets::Gone,
@@ -231,8 +231,8 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.abandon(cx);
     }
 
-    /// The store may have lost our ticket, or its grant: asks it at once. `all_ask`: so do the others, whatever comes
-    /// of this.
+    /// Our ticket may be gone, or its grant on the way: asks at once. `all_ask`: all lines ask, so what the store has said
+    /// before counts no longer.
     pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>, all_ask: bool) {
         self.advance_time(cx);
         if let Some(acquisition) = self.state.acquisition_mut() {

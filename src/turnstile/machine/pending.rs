@@ -208,8 +208,8 @@ impl<Caller: Clone> Turnstile<Caller> {
             .retain(|pending| mem::take(&mut in_flight) || now < pending.until);
     }
 
-    /// The answer to a renewal has come after the end of its lease, or was lost. So a release of the key stays pending
-    /// until `until`, when the key is over in any case.
+    /// The answer to a renewal has come after the end of its lease, or none came. So a release of the key stays pending
+    /// until `until`, when the key has expired in any case.
     pub(super) fn prolong_pending(&mut self, owner: Owner, until: Point) {
         let removals = self.pending.iter_mut().filter(|it| it.settles(owner));
         removals.for_each(|pending| pending.until = pending.until.max(until));

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::acquisition::{Acquisition, Footprint};
 use super::transitions::TenureEnd;
 use super::{EarlyGrant, InFlight, Trouble, Turnstile};
+use crate::base::StoreError;
 use crate::base::token::is_epoch;
-use crate::base::{LossCause, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
 use crate::turnstile::ids::{EventCx, Ids};
 use crate::turnstile::time::{Point, drift};
@@ -111,7 +111,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         let now = cx.at();
         let tenure = self.state.tenure_mut();
         let Some(tenure) = tenure.filter(|tenure| tenure.owner() == owner) else {
-            // The lock lasts for so long at most. If the answer was lost, the store may still prolong it until then.
+            // The lock lasts for so long at most. If no answer came, the store may still prolong it until then.
             let lasts = ttl + drift(ttl);
             let until = match result {
                 Err(OpError::Unknown(_)) => now + lasts + lasts,
@@ -130,16 +130,9 @@ impl<Caller: Clone> Turnstile<Caller> {
                 return;
             }
             Ok(Outcome::Lost) => {
-                let lost = tenure.remove_lease();
-                let cause = match tenure.is_elsewhere() {
-                    true => LossCause::ServerChanged,
-                    false => LossCause::Taken,
-                };
+                let lost = tenure.lose_lease();
                 self.end_tenure(cx, TenureEnd::Lost);
-                if let Some(lease) = lost {
-                    self.lose(lease, cause);
-                }
-                return;
+                return self.tell_lost(lost);
             }
             Ok(
                 outcome @ (Outcome::Won { .. }
@@ -156,7 +149,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.wake_holder(verdict);
     }
 
-    /// The session has lost the op, which may have been done or not. The connection may still be up, so no `Up` event
+    /// The session has dropped the op, which may have been done or not. The connection may still be up, so no `Up` event
     /// will trigger a retry. So the turnstile sends the op again after a pause.
     pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_>, op: &Op) {
         if let Op::Renew { .. } = op {
@@ -239,7 +232,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.fail_waiters(now, error);
     }
 
-    /// Refuses those who ask once. If waiting cannot help, refuses everybody.
+    /// Refuses waiters that ask once. If waiting cannot help, refuses everybody.
     fn fail_waiters(&mut self, now: Point, error: &StoreError) {
         let since = self.trouble.as_ref().map_or(now, |trouble| trouble.since);
         self.trouble = Some(Box::new(Trouble {

@@ -47,16 +47,19 @@ impl Timer {
         Self::TurnLost,
         Self::GraceEnds,
     ];
-    const RENEWALS: [Self; 2] = [Self::RenewalLate, Self::RenewalDue];
-    /// `schedule` looks at these at the end of every event.
-    const SENDS: [Self; 2] = [Self::SendPending, Self::Ask];
+    /// `advance_time` looks at the renewals, and `schedule` at what is sent.
+    const OTHERS: [Self; 4] = [
+        Self::RenewalLate,
+        Self::RenewalDue,
+        Self::SendPending,
+        Self::Ask,
+    ];
 }
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// When to call [`tick`](Self::tick) at the latest.
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
-        let timers = Timer::EXPIRIES.into_iter().chain(Timer::RENEWALS);
-        let timers = timers.chain(Timer::SENDS);
+        let timers = Timer::EXPIRIES.into_iter().chain(Timer::OTHERS);
         let points = timers.filter_map(|timer| self.due_at(timer));
         points.min().map(Point::moment)
     }
@@ -98,15 +101,15 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// an expired lease.
     pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
         self.expire_due(cx);
-        let [late, due] = Timer::RENEWALS;
-        self.handle_if_due(cx, late);
+        self.handle_if_due(cx, Timer::RenewalLate);
+        // G5: a missed renewal is late, but it is not sent at once if many others were missed, too.
         if !self.down
             && let Some(tenure) = self.state.tenure_mut()
             && tenure.has_missed_renewal(cx.at())
         {
             tenure.plan_renewal(cx, Ids::within);
         }
-        self.handle_if_due(cx, due);
+        self.handle_if_due(cx, Timer::RenewalDue);
     }
 
     /// Expires what is over. Where a lease ends, this is called instead of [`advance_time`](Self::advance_time): it needs
@@ -142,7 +145,7 @@ impl<Caller: Clone> Turnstile<Caller> {
                 let Some(tenure) = self.state.tenure_mut() else {
                     return;
                 };
-                let lost = tenure.lose_lease(now, away_since);
+                let lost = tenure.expire_lease(now, away_since);
                 let kept_until = lost.as_ref().and_then(|(lease, _)| lease.kept_if_lost(now));
                 if let Some(until) = kept_until {
                     self.end_tenure(cx, TenureEnd::Keep(until, None));
@@ -150,9 +153,7 @@ impl<Caller: Clone> Turnstile<Caller> {
                     // D5: the store may hold the key for a little longer.
                     self.end_tenure(cx, TenureEnd::Release(None));
                 }
-                if let Some((lease, cause)) = lost {
-                    self.lose(lease, cause);
-                }
+                self.tell_lost(lost);
             }
             Timer::GraceEnds => self.close_lease(cx),
             Timer::RenewalLate => {
@@ -166,11 +167,12 @@ impl<Caller: Clone> Turnstile<Caller> {
                 }
                 self.renew(cx);
             }
+            // `schedule` does these.
             Timer::SendPending | Timer::Ask => {}
         }
     }
 
-    /// Refuses those whose wait is over: others hold the key, or the store has failed.
+    /// Refuses waiters whose wait is over: others hold the key, or the store has failed.
     pub(super) fn end_waits(&mut self, now: Point) {
         while let Some((request, busy)) = self.waiters.pop_ended(now) {
             let refusal = if busy && self.trouble.is_none() {

@@ -110,7 +110,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         if let State::Acquiring(acquisition) = &self.state.0
             && let Some((op, lasts)) = acquisition.settlement()
         {
-            // O5: if the answer was lost, the store may do it for as long as that.
+            // O5: if no answer came, the store may still do the last op for as long as that.
             let until = cx.at() + cx.ids.rules.response_timeout + lasts;
             self.pending.push_back(PendingOp::new(op, None, until));
         }
