@@ -1,6 +1,5 @@
 //! The futures of this crate, by name.
 
-pub use crate::base::Operation;
 pub use crate::combinator::future::{TryWithLease, TryWithLock, WithLease, WithLock};
 pub use crate::combinator::{Guarded, Lead, OrSkip, Resign, Try};
 pub use crate::handle::acquire::{AcquireLease, LeaseOnce};
@@ -14,5 +13,7 @@ pub use crate::handle::manual::{Acquire, ExtendHeld, Release};
 pub use crate::handle::registry::Connect;
 pub use crate::handle::registry::{CheckStore, Drain, Ping, Shutdown};
 pub use crate::handle::verify_lease::Verify;
+#[cfg(feature = "postgres")]
+pub use crate::store::postgres::{ConnectPostgres, Migrate};
 #[cfg(feature = "redis")]
-pub use crate::store::ConnectStore;
+pub use crate::store::redis::ConnectRedis;

@@ -18,7 +18,7 @@ use lockstream::{
     LockEvent, LockRegistry, LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError,
     Repeat, Snapshot, StoreError, Token, future, stream,
 };
-use static_assertions::{assert_impl_all, assert_not_impl_any};
+use static_assertions::{assert_impl_all, assert_not_impl_any, assert_type_ne_all};
 
 /// Work that may not be moved.
 struct Pinned(PhantomPinned);
@@ -106,6 +106,9 @@ lasting! {
     future::AcquireLease: Send, Sync, Unpin, FusedFuture;
     future::OrSkip<future::AcquireLease>: Send, Sync, Unpin, FusedFuture;
     future::LeaseOnce: Send, Sync, Unpin, FusedFuture;
+    future::ExtendHeld: Send, Unpin, FusedFuture;
+    future::ForceRelease: Send, Unpin, FusedFuture;
+    future::Verify: Send, Unpin, FusedFuture;
     future::Release: Send, Unpin, FusedFuture;
     future::LeaseRelease: Send, Unpin, FusedFuture;
     future::Lost: Send, Sync, Unpin, Future;
@@ -183,7 +186,35 @@ lasting! {
     lockstream::store::Credentials: Send, Sync, Unpin, Clone, PartialEq;
     lockstream::store::RedisStoreBuilder: Send, Sync, Unpin, Clone;
     future::Connect: Send, Unpin, FusedFuture;
+    future::ConnectRedis: Send, Unpin, FusedFuture;
 }
+
+#[cfg(feature = "postgres")]
+lasting! {
+    future::ConnectPostgres: Send, Unpin, FusedFuture;
+    future::Migrate: Send, Unpin, FusedFuture;
+}
+
+/// Each future is a type of its own: one can be changed without the others.
+assert_type_ne_all!(
+    future::Acquire,
+    future::AcquireLease,
+    future::Adopt,
+    future::CheckStore,
+    future::Drain,
+    future::Extend,
+    future::ExtendHeld,
+    future::ForceRelease,
+    future::Inspect,
+    future::LeaseOnce,
+    future::LeaseRelease,
+    future::Lost,
+    future::Ping,
+    future::Release,
+    future::Resign,
+    future::Shutdown,
+    future::Verify
+);
 
 #[cfg(feature = "tower")]
 mod tower {

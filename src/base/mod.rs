@@ -24,7 +24,6 @@ pub use self::error::{BuildError, LockError, StoreError};
 pub use self::holder::Holder;
 pub use self::loss::LossCause;
 pub use self::mode::Mode;
-pub use self::operation::Operation;
 pub use self::renewal::Renewal;
 pub(crate) use self::repeat::Pauses;
 pub use self::repeat::Repeat;

@@ -11,8 +11,9 @@ use pin_project::pin_project;
 use tokio::time::{Sleep, sleep};
 
 use crate::base::once_a_minute::OnceAMinute;
+use crate::base::operation::operation;
 use crate::base::user_code::log;
-use crate::base::{LockError, OnFinish, OnLost, Operation, Pauses, Renewal, Repeat};
+use crate::base::{LockError, OnFinish, OnLost, Pauses, Renewal, Repeat};
 use crate::combinator::{Scope, Scoped};
 use crate::handle::Lock;
 use crate::handle::lease::LeaseView;
@@ -279,7 +280,7 @@ impl Campaign {
         let mut scope = self.scope;
         scope.release();
         // A lead that was lost before need not be given up. Dropped early, the scope releases it as well.
-        Operation::new(async move { drop(poll_fn(|cx| scope.poll_release(cx)).await) })
+        Resign::new(async move { drop(poll_fn(|cx| scope.poll_release(cx)).await) })
     }
 
     /// Waits for the lead; while it leads, for its loss.
@@ -342,8 +343,11 @@ impl fmt::Debug for Campaign {
     }
 }
 
-/// Future of [`Campaign::resign`](crate::stream::Campaign::resign).
-pub type Resign = Operation<()>;
+operation! {
+    /// Future of [`Campaign::resign`](crate::stream::Campaign::resign).
+    #[must_use = "the lead is given up in the background; await this to know that it was"]
+    pub struct Resign(Operation<()>);
+}
 
 /// Future of [`Lock::lead`](crate::Lock::lead).
 ///

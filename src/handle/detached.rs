@@ -1,10 +1,15 @@
 use std::fmt;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-use crate::base::{Mode, Token, key};
-use crate::handle::acquire::AcquireLease;
+use futures::future::FusedFuture;
+
+use crate::base::{LockError, Mode, Token, key};
+use crate::handle::acquire::Acquiring;
+use crate::handle::lease::Lease;
 
 /// What a [`DetachedLease`]'s text begins with: the format and its version.
 const HEAD: &str = "lockstream-lease-1";
@@ -230,7 +235,29 @@ impl TryFrom<String> for DetachedLease {
 /// Future of [`LockRegistry::adopt`](crate::LockRegistry::adopt).
 ///
 /// Dropped before it has resolved, a lease that it has adopted is released.
-pub type Adopt = AcquireLease;
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Adopt(Acquiring);
+
+impl Adopt {
+    pub(crate) fn new(acquiring: Acquiring) -> Self {
+        Self(acquiring)
+    }
+}
+
+impl Future for Adopt {
+    type Output = Result<Lease, LockError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.poll(cx)
+    }
+}
+
+impl FusedFuture for Adopt {
+    fn is_terminated(&self) -> bool {
+        self.0.is_done()
+    }
+}
 
 #[cfg(test)]
 mod tests {

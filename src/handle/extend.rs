@@ -9,12 +9,16 @@ use futures::future::try_join_all;
 use tokio::time::{Instant, timeout};
 
 use crate::base::limits::TTL;
-use crate::base::{LockError, LossCause, Operation, StoreError};
+use crate::base::operation::operation;
+use crate::base::{LockError, LossCause, StoreError};
 use crate::engine::{Engine, Phase};
 use crate::handle::LeaseView;
 
-/// Future of [`Lease::extend`](crate::Lease::extend).
-pub type Extend = Operation<Result<Instant, LockError>>;
+operation! {
+    /// Future of [`Lease::extend`](crate::Lease::extend).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Extend(Operation<Result<Instant, LockError>>);
+}
 
 /// Returns the deadline once the store has confirmed that the lease lasts `ttl` from now: of several keys, each.
 pub(crate) async fn extend(

@@ -1,12 +1,16 @@
 use std::sync::Arc;
 
+use crate::base::LockError;
+use crate::base::operation::operation;
 use crate::base::user_code::log;
-use crate::base::{LockError, Operation};
 use crate::handle::options::LockOptions;
 use crate::store::contract::{Op, Outcome};
 
-/// Future of [`LockRegistry::force_release`](crate::LockRegistry::force_release).
-pub type ForceRelease = Operation<Result<bool, LockError>>;
+operation! {
+    /// Future of [`LockRegistry::force_release`](crate::LockRegistry::force_release).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ForceRelease(Operation<Result<bool, LockError>>);
+}
 
 /// Takes the key from the holder with this owner. Returns whether it was one.
 pub(crate) async fn force_release(

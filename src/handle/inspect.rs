@@ -5,12 +5,16 @@ use futures::future::try_join_all;
 
 use crate::base::holder::KEPT;
 use crate::base::limits::is_name;
-use crate::base::{LockError, Mode, Operation};
+use crate::base::operation::operation;
+use crate::base::{LockError, Mode};
 use crate::handle::options::LockOptions;
 use crate::store::contract::KeyStatus;
 
-/// Future of [`Lock::inspect`](crate::Lock::inspect).
-pub type Inspect = Operation<Result<Inspection, LockError>>;
+operation! {
+    /// Future of [`Lock::inspect`](crate::Lock::inspect).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Inspect(Operation<Result<Inspection, LockError>>);
+}
 
 pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockError> {
     let engine = options.engine()?;

@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 
-use crate::base::{LockError, LossCause, OnFinish, Operation, Token};
+use crate::base::operation::operation;
+use crate::base::{LockError, LossCause, OnFinish, Token};
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
 use crate::handle::detached::DetachedLease;
 use crate::handle::extend::{Extend, extend};
@@ -255,7 +256,7 @@ impl Lease {
     /// ```
     #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
     pub fn extend(&self, ttl: Duration) -> Extend {
-        Operation::new(extend(self.engine.clone(), self.view(), ttl))
+        Extend::new(extend(self.engine.clone(), self.view(), ttl))
     }
 
     /// Gives up the lease without releasing it, so that another process may [adopt](crate::LockRegistry::adopt) it.
@@ -342,7 +343,7 @@ impl Lease {
     /// ```
     #[must_use = "the lease is ended in the background; await this to know that it was"]
     pub fn finish(mut self) -> LeaseRelease {
-        Operation::new(async move {
+        LeaseRelease::new(async move {
             // Before it leaves: after that the other holders may end the lease at any moment.
             let loss = self.is_shared().then(|| self.view.loss()).flatten();
             let mut parted = SmallVec::<[_; 1]>::new();
@@ -578,7 +579,7 @@ impl LeaseView {
     ///
     /// Dropped at any time, it has changed nothing.
     pub fn verify(&self) -> Verify {
-        Operation::new(verify(self.clone()))
+        Verify::new(verify(self.clone()))
     }
 
     /// Resolves to the error when the lease is lost ([`LockError::Lost`]) or its registry is shut down
@@ -695,5 +696,8 @@ impl Future for Lost {
     }
 }
 
-/// Future of [`Lease::release`].
-pub type LeaseRelease = Operation<Result<(), LockError>>;
+operation! {
+    /// Future of [`Lease::release`] and [`Lease::finish`].
+    #[must_use = "the lease ends in the background; await this to know that it has ended"]
+    pub struct LeaseRelease(Operation<Result<(), LockError>>);
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use crate::base::LockError;
-use crate::base::{OnFinish, OnLost, Operation, Renewal, Repeat};
+use crate::base::{OnFinish, OnLost, Renewal, Repeat};
 use crate::engine::Engine;
 use crate::handle::LeaseView;
 use crate::handle::acquire::{AcquireLease, Acquiring, LeaseOnce};
@@ -82,7 +82,7 @@ impl Lock {
     #[track_caller]
     fn acquire_into_slot(&self, wait: Option<Duration>) -> Acquire {
         let acquiring = LeaseOnce(self.acquiring(wait));
-        Operation::new(acquire(acquiring, self.slot()))
+        Acquire::new(acquire(acquiring, self.slot()))
     }
 
     fn slot(&self) -> Arc<LeaseSlot> {
@@ -330,7 +330,7 @@ impl Lock {
     /// [`LockError::Store`] if the store does not answer; [`LockError::Closed`]; an invalid key or
     /// setting.
     pub fn inspect(&self) -> Inspect {
-        Operation::new(inspect(self.options.clone()))
+        Inspect::new(inspect(self.options.clone()))
     }
 
     /// Acquires the lock if it is free now: `true` if this handle holds it from now on, `false` if
@@ -467,7 +467,7 @@ impl Lock {
     #[must_use = "a release that is not polled has done nothing"]
     pub fn release(&self) -> Release {
         let (slot, key) = (self.slot(), self.options.key().clone());
-        Operation::new(async move {
+        Release::new(async move {
             match slot.take() {
                 Some(lease) => lease.release().await.map(|()| true),
                 None => {
@@ -527,7 +527,7 @@ impl Lock {
     #[must_use = "futures do nothing unless polled: the lease lasts no longer than before"]
     pub fn extend(&self, ttl: Duration) -> ExtendHeld {
         let view = self.view();
-        Operation::new(async move {
+        ExtendHeld::new(async move {
             match view {
                 Some(view) => extend(view.engine()?, view, ttl).await.map(Some),
                 None => Ok(None),

@@ -3,8 +3,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
+use crate::base::operation::operation;
 use crate::base::user_code::log;
-use crate::base::{LockError, Mode, Operation};
+use crate::base::{LockError, Mode};
 use crate::handle::acquire::LeaseOnce;
 use crate::handle::lease::{Lease, LeaseView};
 
@@ -127,16 +128,25 @@ impl Drop for LeaseSlot {
     }
 }
 
-/// Future of [`Lock::acquire`](crate::Lock::acquire),
-/// [`Lock::acquire_within`](crate::Lock::acquire_within) and
-/// [`Lock::acquire_once`](crate::Lock::acquire_once).
-pub type Acquire = Operation<Result<bool, LockError>>;
+operation! {
+    /// Future of [`Lock::acquire`](crate::Lock::acquire),
+    /// [`Lock::acquire_within`](crate::Lock::acquire_within) and
+    /// [`Lock::acquire_once`](crate::Lock::acquire_once).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Acquire(Operation<Result<bool, LockError>>);
+}
 
-/// Future of [`Lock::release`](crate::Lock::release).
-pub type Release = Operation<Result<bool, LockError>>;
+operation! {
+    /// Future of [`Lock::release`](crate::Lock::release).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Release(Operation<Result<bool, LockError>>);
+}
 
-/// Future of [`Lock::extend`](crate::Lock::extend).
-pub type ExtendHeld = Operation<Result<Option<Instant>, LockError>>;
+operation! {
+    /// Future of [`Lock::extend`](crate::Lock::extend).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ExtendHeld(Operation<Result<Option<Instant>, LockError>>);
+}
 
 /// Acquires a lease for the slot, which is kept until then.
 pub(crate) async fn acquire(acquiring: LeaseOnce, slot: Arc<LeaseSlot>) -> Result<bool, LockError> {

@@ -3,12 +3,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::base::Operation;
+use crate::base::operation::operation;
 use crate::engine::Engine;
-use crate::handle::acquire::{AcquireLease, Acquiring};
+use crate::handle::acquire::Acquiring;
 use crate::handle::builder::LockRegistryBuilder;
 use crate::handle::detached::{Adopt, DetachedLease};
-use crate::handle::force::force_release;
+use crate::handle::force::{ForceRelease, force_release};
 use crate::handle::lock::Lock;
 use crate::handle::options::LockOptions;
 use crate::store::{LockStore, MemoryStore};
@@ -71,7 +71,7 @@ impl LockRegistry {
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub fn connect(url: impl Into<String>) -> Connect {
         let url = url.into();
-        Operation::new(async move {
+        Connect::new(async move {
             #[cfg(all(feature = "postgres", feature = "redis"))]
             if is_postgres(&url) {
                 let store = crate::store::PostgresStore::connect(url).await?;
@@ -231,7 +231,7 @@ impl LockRegistry {
     /// # Ok(()) }
     /// ```
     pub fn adopt(&self, detached: DetachedLease) -> Adopt {
-        AcquireLease(Acquiring::adopting(self.engine.clone(), detached))
+        Adopt::new(Acquiring::adopting(self.engine.clone(), detached))
     }
 
     /// Takes a key from one of its holders by force, whoever that is, and gives it to whoever waits: for an operator, or a
@@ -273,13 +273,9 @@ impl LockRegistry {
     /// # assert!(lease.verify().await.is_err());
     /// # Ok(()) }
     /// ```
-    pub fn force_release(
-        &self,
-        key: impl AsRef<str>,
-        owner: impl AsRef<str>,
-    ) -> crate::handle::force::ForceRelease {
+    pub fn force_release(&self, key: impl AsRef<str>, owner: impl AsRef<str>) -> ForceRelease {
         let options = LockOptions::new(Some(self.engine.clone()), key.as_ref());
-        Operation::new(force_release(options, owner.as_ref().into()))
+        ForceRelease::new(force_release(options, owner.as_ref().into()))
     }
 
     /// The events of this registry from now on: waits, acquisitions, ends of leases, and outages of the store.
@@ -441,7 +437,7 @@ impl LockRegistry {
     /// ```
     pub fn ping(&self) -> Ping {
         let engine = self.engine.clone();
-        Operation::new(async move {
+        Ping::new(async move {
             let session = engine.session().ok_or_else(closed)?;
             let began = Instant::now();
             let within = engine.settings.response_timeout + session.connects_within();
@@ -486,7 +482,7 @@ impl LockRegistry {
     /// ```
     pub fn check(&self) -> CheckStore {
         let engine = self.engine.clone();
-        Operation::new(async move {
+        CheckStore::new(async move {
             let session = engine.session().ok_or_else(closed)?;
             session.check().await
         })
@@ -508,7 +504,7 @@ impl LockRegistry {
     ///
     /// Once polled, the shutdown goes on in the background if the future is dropped.
     pub fn shutdown(&self) -> Shutdown {
-        Operation::new(shut_down(self.engine.clone()))
+        Shutdown::new(shut_down(self.engine.clone()))
     }
 
     /// Refuses new callers, waits up to `within` for held leases to end by themselves, and then [shuts
@@ -545,7 +541,7 @@ impl LockRegistry {
     /// ```
     pub fn drain(&self, within: Duration) -> Drain {
         let engine = self.engine.clone();
-        Operation::new(async move {
+        Drain::new(async move {
             engine.drain();
             let _ = timeout(within, engine.idle()).await;
             shut_down(engine).await;
@@ -597,21 +593,37 @@ fn installed_engine() -> Option<Arc<Engine>> {
 #[error("another registry is already installed")]
 pub struct AlreadyInstalled(());
 
-/// Future of [`LockRegistry::connect`].
 #[cfg(any(feature = "redis", feature = "postgres"))]
-pub type Connect = Operation<Result<LockRegistry, crate::base::StoreError>>;
+operation! {
+    /// Future of [`LockRegistry::connect`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Connect(Operation<Result<LockRegistry, crate::base::StoreError>>);
+}
 
-/// Future of [`LockRegistry::check`].
-pub type CheckStore = Operation<Result<crate::base::Check, crate::base::StoreError>>;
+operation! {
+    /// Future of [`LockRegistry::check`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct CheckStore(Operation<Result<crate::base::Check, crate::base::StoreError>>);
+}
 
-/// Future of [`LockRegistry::ping`].
-pub type Ping = Operation<Result<Duration, crate::base::StoreError>>;
+operation! {
+    /// Future of [`LockRegistry::ping`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Ping(Operation<Result<Duration, crate::base::StoreError>>);
+}
 
-/// Future of [`LockRegistry::shutdown`].
-pub type Shutdown = Operation<()>;
+operation! {
+    /// Future of [`LockRegistry::shutdown`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Shutdown(Operation<()>);
+}
 
-/// Future of [`LockRegistry::drain`].
-pub type Drain = Operation<()>;
+operation! {
+    /// Future of [`LockRegistry::drain`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Drain(Operation<()>);
+}
+
 #[cfg(all(feature = "postgres", feature = "redis"))]
 fn is_postgres(url: &str) -> bool {
     let scheme = url.split(':').next().unwrap_or(url);

@@ -5,13 +5,17 @@ use futures::FutureExt;
 use futures::future::{Either, select, try_join_all};
 use tokio::time::timeout;
 
-use crate::base::{LockError, LossCause, Operation, StoreError};
+use crate::base::operation::operation;
+use crate::base::{LockError, LossCause, StoreError};
 use crate::engine::Engine;
 use crate::handle::LeaseView;
 use crate::store::contract::{Op, Outcome};
 
-/// Future of [`Lease::verify`](crate::Lease::verify) and [`LeaseView::verify`].
-pub type Verify = Operation<Result<(), LockError>>;
+operation! {
+    /// Future of [`Lease::verify`](crate::Lease::verify) and [`LeaseView::verify`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Verify(Operation<Result<(), LockError>>);
+}
 
 /// Asks the store whether it has the lease: of several keys, each.
 pub(crate) async fn verify(view: LeaseView) -> Result<(), LockError> {

@@ -35,10 +35,10 @@ pub(crate) mod memory;
 mod model;
 mod notifier;
 #[cfg(feature = "postgres")]
-mod postgres;
+pub(crate) mod postgres;
 mod quorum;
 #[cfg(feature = "redis")]
-mod redis;
+pub(crate) mod redis;
 #[cfg(any(feature = "redis", feature = "postgres", test))]
 pub(crate) mod send_window;
 mod submitted;
@@ -68,10 +68,10 @@ pub use self::memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub(crate) use self::postgres::fence_error;
 #[cfg(feature = "postgres")]
-pub use self::postgres::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
+pub use self::postgres::{PostgresStore, PostgresStoreBuilder};
 pub use self::quorum::QuorumStore;
 #[cfg(feature = "redis")]
-pub use self::redis::{ConnectStore, RedisStore, RedisStoreBuilder};
+pub use self::redis::{RedisStore, RedisStoreBuilder};
 
 /// A place where leases are stored.
 ///

@@ -77,7 +77,7 @@ fn of_this_machine() -> Ipv4Addr {
     }
 }
 
-async fn fails(store: lockstream::store::ConnectPostgres) -> StoreError {
+async fn fails(store: lockstream::future::ConnectPostgres) -> StoreError {
     let failed = tokio::time::timeout(BOUND, store);
     failed.await.expect("an answer").unwrap_err()
 }

@@ -34,7 +34,7 @@ mod store;
 mod sweep;
 
 pub(crate) use self::fault::fence_error;
-pub use self::store::{ConnectPostgres, PostgresStore, PostgresStoreBuilder};
+pub use self::store::{ConnectPostgres, Migrate, PostgresStore, PostgresStoreBuilder};
 
 #[cfg(test)]
 mod tests;

@@ -12,9 +12,10 @@ use super::call;
 use super::fault::Fault;
 use super::options::StoreOptions;
 use super::schema;
+use crate::base::StoreError;
 use crate::base::limits::RESPONSE_TIMEOUT;
+use crate::base::operation::operation;
 use crate::base::user_code::log;
-use crate::base::{Operation, StoreError};
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::credentials::{Credentials, Newest};
 use crate::store::driver::DriverSession;
@@ -135,9 +136,9 @@ impl PostgresStore {
     ///
     /// If no host can be reached within the [time for connecting](PostgresStoreBuilder::connect_timeout), the server
     /// refuses, or the schema belongs to a role that is not [trusted](PostgresStoreBuilder::schema_owner).
-    pub fn migrate(&self) -> Operation<Result<(), StoreError>> {
+    pub fn migrate(&self) -> Migrate {
         let settings = self.settings.clone();
-        Operation::new(async move {
+        Migrate::new(async move {
             let mut connection = settings.endpoint.connect().await?;
             let begin = call::begin(settings.endpoint.connect_within);
             Ok(schema::migrate(&mut connection, &settings, &begin).await?)
@@ -445,7 +446,7 @@ impl PostgresStoreBuilder {
     /// Those of [`PostgresStore::connect`]. Also if a setting is out of range, or a certificate is invalid.
     pub fn connect(self) -> ConnectPostgres {
         let store = self.connect_lazy();
-        Operation::new(async move {
+        ConnectPostgres::new(async move {
             let store = store?;
             if store.settings.quiet.is_some() {
                 store.migrate().await?;
@@ -500,5 +501,14 @@ impl fmt::Debug for PostgresStoreBuilder {
     }
 }
 
-/// Connects to a server; made by [`PostgresStore::connect`].
-pub type ConnectPostgres = Operation<Result<PostgresStore, StoreError>>;
+operation! {
+    /// Future of [`PostgresStore::connect`] and [`PostgresStoreBuilder::connect`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ConnectPostgres(Operation<Result<PostgresStore, StoreError>>);
+}
+
+operation! {
+    /// Future of [`PostgresStore::migrate`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct Migrate(Operation<Result<(), StoreError>>);
+}

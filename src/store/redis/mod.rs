@@ -41,7 +41,7 @@ mod store;
 mod stream;
 mod topology;
 
-pub use self::store::{ConnectStore, RedisStore, RedisStoreBuilder};
+pub use self::store::{ConnectRedis, RedisStore, RedisStoreBuilder};
 
 #[cfg(test)]
 mod tests;

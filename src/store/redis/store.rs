@@ -15,8 +15,9 @@ use super::endpoint::Endpoint;
 use super::fault::Fault;
 use super::replicas::{self, MinReplicas};
 use super::topology::Topology;
+use crate::base::StoreError;
 use crate::base::limits::RESPONSE_TIMEOUT;
-use crate::base::{Operation, StoreError};
+use crate::base::operation::operation;
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::credentials::Credentials;
 use crate::store::driver::DriverSession;
@@ -81,7 +82,7 @@ impl RedisStore {
     /// The future yields an error if the url is invalid, if a server or sentinel does not answer within
     /// [`connect_timeout`](RedisStoreBuilder::connect_timeout), if
     /// the server refuses the user or password, or if no sentinel names a primary. Errors never show the password.
-    pub fn connect(url: impl Into<String>) -> ConnectStore {
+    pub fn connect(url: impl Into<String>) -> ConnectRedis {
         Self::builder(url).connect()
     }
 
@@ -123,7 +124,7 @@ impl RedisStore {
     /// ```
     #[cfg(feature = "cluster")]
     #[cfg_attr(docsrs, doc(cfg(feature = "cluster")))]
-    pub fn cluster<I>(urls: I) -> ConnectStore
+    pub fn cluster<I>(urls: I) -> ConnectRedis
     where
         I: IntoIterator,
         I::Item: Into<String>,
@@ -450,9 +451,9 @@ impl RedisStoreBuilder {
     /// With [`min_replicas`](Self::min_replicas) also if the server is a replica, or the right to `wait` is missing.
     /// The number of replicas does not matter yet. On a cluster all primaries are asked at once, for another 5 seconds
     /// in all, and one that allows it is enough. Otherwise the error is one of theirs.
-    pub fn connect(self) -> ConnectStore {
+    pub fn connect(self) -> ConnectRedis {
         let store = self.connect_lazy();
-        Operation::new(async move {
+        ConnectRedis::new(async move {
             let store = store?;
             let within = store.connect_timeout;
             let times = Times {
@@ -505,5 +506,8 @@ impl fmt::Debug for RedisStoreBuilder {
     }
 }
 
-/// Connects to a server; made by [`RedisStore::connect`].
-pub type ConnectStore = Operation<Result<RedisStore, StoreError>>;
+operation! {
+    /// Future of [`RedisStore::connect`] and [`RedisStoreBuilder::connect`].
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ConnectRedis(Operation<Result<RedisStore, StoreError>>);
+}
