@@ -195,7 +195,7 @@ lasting! {
     future::Migrate: Send, Unpin, FusedFuture;
 }
 
-/// Each future is a type of its own: one can be changed without the others.
+// Each future is a type of its own: one can be changed without the others.
 assert_type_ne_all!(
     future::Acquire,
     future::AcquireLease,

@@ -177,7 +177,7 @@ async fn tell_of_wait<T>(
             text += &format!(" and {more} more");
         }
         fields["holders"] = to_json(lock.key(), &seen)["holders"].take();
-        if let Some(remaining) = seen.remaining.filter(|remaining| *remaining > longest) {
+        if let Some(remaining) = seen.remaining().filter(|remaining| *remaining > longest) {
             text += &format!(", longer than the {} asked for here", brief(longest));
             fields["remaining"] = json!(brief(remaining));
         }

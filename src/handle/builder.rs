@@ -55,8 +55,8 @@ impl LockRegistryBuilder {
     /// let locks = LockRegistry::builder(MemoryStore::new()).name("billing-7").build()?;
     /// let lock = locks.obtain("till");
     /// let lease = lock.lease().await?;
-    /// let owner = lock.inspect().await?.owner.expect("the lock is held");
-    /// assert!(owner.starts_with("billing-7~"));
+    /// let seen = lock.inspect().await?;
+    /// assert!(seen.owner().expect("the lock is held").starts_with("billing-7~"));
     /// # lease.release().await?;
     /// # Ok(()) }
     /// ```

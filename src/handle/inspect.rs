@@ -39,11 +39,6 @@ pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockErro
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The first of the [`holders`](Self::holders): the only one, unless they share the lock. `None` if it is free.
-    pub owner: Option<String>,
-    /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl. Of a shared lock, as
-    /// long as the last of the [`holders`](Self::holders) that are shown.
-    pub remaining: Option<Duration>,
     /// Who holds it: of a shared lock the first hundred, in the order of their ends. Those whose time is over are left
     /// out.
     pub holders: Vec<InspectedHolder>,
@@ -110,12 +105,6 @@ impl Inspection {
             );
         }
         Self {
-            owner: holders.first().map(|first| first.owner.clone()),
-            remaining: holders
-                .iter()
-                .map(|it| it.remaining)
-                .max_by_key(|it| it.unwrap_or(Duration::MAX))
-                .flatten(),
             holders,
             taken,
             waiting,
@@ -128,6 +117,21 @@ impl Inspection {
     /// The answer may be outdated when it arrives: do not use it to decide whether to work.
     pub fn is_held(&self) -> bool {
         !self.holders.is_empty()
+    }
+
+    /// The owner of the first of the [`holders`](Self::holders): of the only one, unless they share the lock. `None` if it
+    /// is free.
+    pub fn owner(&self) -> Option<&str> {
+        self.holders.first().map(|first| &*first.owner)
+    }
+
+    /// How long the store keeps it unless it is prolonged; `None` if it is free, or without a ttl. Of a shared lock, as
+    /// long as the last of the [`holders`](Self::holders) that are shown.
+    pub fn remaining(&self) -> Option<Duration> {
+        let remaining = self.holders.iter().map(|it| it.remaining);
+        remaining
+            .max_by_key(|it| it.unwrap_or(Duration::MAX))
+            .flatten()
     }
 }
 
@@ -174,6 +178,26 @@ fn name_of(owner: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// They were fields, and could say something else than the holders.
+    #[test]
+    fn what_is_left_is_that_of_the_last_holder() {
+        let holder = |owner: &str, remaining| InspectedHolder {
+            key: "k".into(),
+            owner: owner.into(),
+            mode: Mode::Shared,
+            remaining,
+        };
+        let (second, third) = (Duration::from_secs(2), Duration::from_secs(3));
+        let mut seen = Inspection::of(std::iter::empty());
+        assert_eq!((seen.owner(), seen.remaining()), (None, None));
+        seen.holders = vec![holder("a:1", Some(second)), holder("b:1", Some(third))];
+        assert_eq!((seen.owner(), seen.remaining()), (Some("a:1"), Some(third)));
+        seen.holders.push(holder("by hand", None));
+        assert_eq!(seen.remaining(), None, "it has no end");
+        seen.holders.clear();
+        assert!(!seen.is_held() && seen.owner().is_none());
+    }
 
     #[test]
     fn an_owner_tells_its_name() {

@@ -50,7 +50,7 @@ async fn work_ends_by_itself_and_nobody_comes_in() {
     assert!(is_closed(lock.acquire_once().await));
     assert!(is_closed(here.clone().obtain("another").lease().await));
     assert!(is_closed(here.adopt(detached).await));
-    assert!(here.obtain("k").inspect().await.unwrap().owner.is_some());
+    assert!(here.obtain("k").inspect().await.unwrap().owner().is_some());
     let early = async {
         sleep(ms(30_000)).await;
         assert!(!is_free(&there, "k").await && handle.is_acquired());

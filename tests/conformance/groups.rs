@@ -175,12 +175,12 @@ pub(crate) async fn a_key_that_is_lost_while_the_last_is_waited_for_is_taken_aga
     let waits = group.lease_within(ms(20_000));
     let meanwhile = async {
         waiting(&there.obtain("c"), 1).await;
-        let before = there.obtain("b").inspect().await.unwrap().owner;
+        let before = there.obtain("b").inspect().await.unwrap();
         w.expire("b");
         // Its renewal finds the loss.
         eventually("it is taken again", async || {
-            let owner = there.obtain("b").inspect().await.unwrap().owner;
-            owner.is_some() && owner != before
+            let seen = there.obtain("b").inspect().await.unwrap();
+            seen.is_held() && seen.owner() != before.owner()
         })
         .await;
         assert!(is_held(&there.obtain("a")).await);

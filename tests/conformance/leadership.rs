@@ -402,7 +402,7 @@ pub(crate) async fn a_campaign_that_is_not_polled<W: World>(w: &W) {
     drop(campaign);
     eventually("it is its turn", async || {
         let seen = next.inspect().await.unwrap();
-        seen.owner.is_some() && seen.waiting == 0
+        seen.owner().is_some() && seen.waiting == 0
     })
     .await;
     // For a third of its ttl.

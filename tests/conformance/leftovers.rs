@@ -88,22 +88,25 @@ pub(crate) async fn inspecting_touches_nothing<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let lock = there.obtain("k");
     let seen = lock.inspect().await.unwrap();
-    assert_eq!((seen.owner, seen.remaining, seen.waiting), (None, None, 0));
+    assert_eq!(
+        (seen.owner(), seen.remaining(), seen.waiting),
+        (None, None, 0)
+    );
     assert!(w.leftovers().is_empty());
 
     let lease = here.obtain("k").lease().await.unwrap();
     let seen = lock.inspect().await.unwrap();
-    let remaining = seen.remaining.unwrap();
+    let remaining = seen.remaining().unwrap();
     assert!(
         remaining > ms(1000) && remaining <= ms(2000),
         "{remaining:?}"
     );
-    assert!(seen.owner.is_some_and(|owner| owner.contains(':')));
+    assert!(seen.owner().is_some_and(|owner| owner.contains(':')));
     assert_eq!(seen.waiting, 0);
     assert!(!lock.acquire_within(ms(20)).await.unwrap());
     idle(&there).await;
     lease.release().await.unwrap();
-    assert_eq!(lock.inspect().await.unwrap().owner, None);
+    assert_eq!(lock.inspect().await.unwrap().owner(), None);
     assert_err!(there.obtain("~").inspect().await, InvalidKey, "~");
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &On<impl Make>) {
     assert!(!lock.acquire_once().await.unwrap());
     assert!(!lock.acquire_within(ms(50)).await.unwrap());
     let seen = lock.inspect().await.unwrap();
-    assert_eq!(seen.owner.as_deref(), Some("foreign"));
+    assert_eq!(seen.owner(), Some("foreign"));
     assert!(w.server().del("lock:k"));
 
     assert!(lock.acquire_once().await.unwrap());

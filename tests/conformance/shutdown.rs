@@ -32,7 +32,7 @@ pub(crate) async fn everybody_is_told_and_everything_given_back<W: World>(w: &W)
         .inspect()
         .await
         .unwrap()
-        .owner
+        .owner()
         .is_none()
     {
         assert!(poll_once(&mut work).await.is_none());

@@ -42,7 +42,14 @@ pub(crate) async fn a_busy_lock_names_its_holder<W: World>(w: &W) {
     let there = named(w, "ci-7").await;
     let here = w.registry().await;
     let held = there.obtain("k").ttl(ms(5000)).lease().await.unwrap();
-    let owner = here.obtain("k").inspect().await.unwrap().owner.unwrap();
+    let owner = here
+        .obtain("k")
+        .inspect()
+        .await
+        .unwrap()
+        .owner()
+        .unwrap()
+        .to_owned();
     let mut events = here.events();
     let lock = here.obtain("k");
     for wait in [Duration::ZERO, ms(50)] {
@@ -72,7 +79,14 @@ pub(crate) async fn a_busy_lock_names_its_holder<W: World>(w: &W) {
 pub(crate) async fn a_holder_here_is_named<W: World>(w: &W) {
     let registry = named(w, "ci-8").await;
     let held = registry.obtain("k").ttl(ms(5000)).lease().await.unwrap();
-    let owner = registry.obtain("k").inspect().await.unwrap().owner.unwrap();
+    let owner = registry
+        .obtain("k")
+        .inspect()
+        .await
+        .unwrap()
+        .owner()
+        .unwrap()
+        .to_owned();
     for wait in [Duration::ZERO, ms(50)] {
         let busy = registry.obtain("k").lease_within(wait).await;
         let error = assert_err!(busy, NotAcquired, "k");
@@ -87,7 +101,14 @@ pub(crate) async fn a_holder_here_is_named<W: World>(w: &W) {
 pub(crate) async fn a_holder_without_a_name_is_its_id<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let _held = there.obtain("k").lease().await.unwrap();
-    let owner = here.obtain("k").inspect().await.unwrap().owner.unwrap();
+    let owner = here
+        .obtain("k")
+        .inspect()
+        .await
+        .unwrap()
+        .owner()
+        .unwrap()
+        .to_owned();
     let busy = here.obtain("k").lease_within(Duration::ZERO).await;
     let error = assert_err!(busy, NotAcquired, "k");
     let instance = owner.rsplit_once(':').unwrap().0;

@@ -236,7 +236,7 @@ pub(crate) async fn a_crashed_holders_key_is_had_when_its_ttl_is_over<W: World>(
     let begin = Instant::now();
     let lock = registry.obtain("k");
     assert!(!lock.acquire_once().await.unwrap());
-    let left = lock.inspect().await.unwrap().remaining.unwrap();
+    let left = lock.inspect().await.unwrap().remaining().unwrap();
     assert!(left > ms(800) && left <= ms(1050), "{left:?}");
     let acquired = join_all((0..3).map(async |_| {
         let lock = registry.obtain("k");
@@ -436,7 +436,7 @@ pub(crate) async fn a_name_is_seen_and_need_not_be_unique<W: World>(w: &W) {
         let (here, there) = (named().await, named().await);
         let lock = here.obtain("k");
         let first = lock.lease().await.unwrap();
-        let owner = lock.inspect().await.unwrap().owner.unwrap();
+        let owner = lock.inspect().await.unwrap().owner().unwrap().to_owned();
         let (instance, _) = owner.split_once(':').unwrap();
         let random = instance.strip_prefix(&format!("{name}~")).unwrap();
         assert!(random.len() == 32 && random.bytes().all(|it| it.is_ascii_hexdigit()));
@@ -447,7 +447,7 @@ pub(crate) async fn a_name_is_seen_and_need_not_be_unique<W: World>(w: &W) {
         first.release().await.unwrap();
         let next = next.await.unwrap();
         assert!(begin.elapsed() < SOON, "told by no grant");
-        let other = lock.inspect().await.unwrap().owner.unwrap();
+        let other = lock.inspect().await.unwrap().owner().unwrap().to_owned();
         assert!(other.starts_with(&format!("{name}~")) && !other.starts_with(instance));
         let line = next.detach().unwrap().to_string();
         let adopted = here.adopt(line.parse().unwrap()).await.unwrap();

@@ -131,7 +131,9 @@ pub(crate) fn waiting(lock: &Lock, n: u64) -> impl Future<Output = ()> {
 pub(crate) fn free(lock: &Lock) -> impl Future<Output = ()> {
     // An attempt to connect that fails tells any waiter for it.
     eventually(format!("{} is free", lock.key()), async move || {
-        lock.inspect().await.is_ok_and(|seen| seen.owner.is_none())
+        lock.inspect()
+            .await
+            .is_ok_and(|seen| seen.owner().is_none())
     })
 }
 
@@ -172,7 +174,7 @@ pub(crate) fn idle(registry: &LockRegistry) -> impl Future<Output = ()> {
 
 /// Whether the store has a holder for the lock.
 pub(crate) async fn is_held(lock: &Lock) -> bool {
-    lock.inspect().await.unwrap().owner.is_some()
+    lock.inspect().await.unwrap().owner().is_some()
 }
 
 /// Polls a future once.

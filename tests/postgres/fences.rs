@@ -285,7 +285,7 @@ async fn m8_a_kept_key_waits_for_the_transaction() {
         assert_eq!(refused.code().unwrap().code(), "LS001");
         let lock = other.obtain("account:1");
         let seen = lock.inspect().await.unwrap();
-        assert!(seen.owner.unwrap().contains("+kept:"));
+        assert!(seen.owner().unwrap().contains("+kept:"));
         tokio::time::sleep(ms(1200)).await;
         assert!(!lock.acquire_once().await.unwrap(), "not even now");
         transaction.execute(SPEND, &[]).await.unwrap();

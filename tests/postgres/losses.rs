@@ -247,7 +247,7 @@ async fn a_sweep_deletes_what_nobody_uses() {
         .unwrap();
     let gone = locks.obtain("gone");
     eventually("it is released", async || {
-        gone.inspect().await.unwrap().owner.is_none()
+        gone.inspect().await.unwrap().owner().is_none()
     })
     .await;
     server.run(

@@ -180,7 +180,7 @@ async fn verified_and_taken_by_force() {
         lease.verify().await.unwrap();
         let owner = lease.owner().unwrap();
         let seen = there.obtain("k").inspect().await.unwrap();
-        assert_eq!((seen.owner.as_deref(), seen.taken), (Some(&*owner), 1));
+        assert_eq!((seen.owner(), seen.taken), (Some(&*owner), 1));
         if is_one_away {
             servers[2].kill();
             lease.verify().await.unwrap();

@@ -82,7 +82,7 @@ async fn a_waiter_with_a_name_is_told() {
     );
     let held = holds(&servers, &here, "k").await;
     let seen = there.obtain("k").inspect().await.unwrap();
-    assert!(seen.owner.unwrap().starts_with("billing-7~"));
+    assert!(seen.owner().unwrap().starts_with("billing-7~"));
     let waiter = waits(&servers, &there).await;
     let begin = Instant::now();
     held.release().await.unwrap();

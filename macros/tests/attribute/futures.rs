@@ -131,7 +131,7 @@ struct Witness(LockRegistry, tokio::sync::mpsc::UnboundedSender<bool>);
 impl Drop for Witness {
     fn drop(&mut self) {
         let seen = self.0.obtain("ticket").inspect().now_or_never();
-        let held = seen.is_some_and(|seen| seen.unwrap().owner.is_some());
+        let held = seen.is_some_and(|seen| seen.unwrap().owner().is_some());
         self.1.send(held).unwrap();
     }
 }

@@ -54,13 +54,13 @@ impl std::error::Error for ShopError {}
 /// Whether anybody holds the key.
 async fn held(locks: &LockRegistry, key: &str) -> bool {
     let seen = locks.obtain(key).inspect().await.unwrap();
-    seen.owner.is_some()
+    seen.owner().is_some()
 }
 
 /// How long the store keeps the key.
 async fn remaining(locks: &LockRegistry, key: &str) -> Duration {
     let seen = locks.obtain(key).inspect().await.unwrap();
-    seen.remaining.expect("somebody holds the key")
+    seen.remaining().expect("somebody holds the key")
 }
 
 /// Waits until nobody holds the key: a drop releases in the background.
