@@ -117,8 +117,9 @@ pub use self::combinator::{Campaign, FutureLockExt, Leadership, StreamLockExt};
 #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]
 pub use self::handle::FenceSql;
 pub use self::handle::{
-    AlreadyInstalled, DetachedLease, InspectedHolder, InspectedTicket, Inspection, IntoLock, Lease,
-    LeaseView, Lock, LockRegistry, LockRegistryBuilder, ParseDetachedLeaseError, ScannedLock,
+    AlreadyInstalled, DetachError, DetachedLease, InspectedHolder, InspectedTicket, Inspection,
+    IntoLock, Lease, LeaseView, Lock, LockRegistry, LockRegistryBuilder, ParseDetachedLeaseError,
+    ScannedLock,
 };
 pub use self::observe::{KeySnapshot, LeaseSnapshot, LockEvent, Snapshot, WaiterSnapshot};
 #[cfg(feature = "macros")]

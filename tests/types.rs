@@ -14,9 +14,9 @@ use futures::future::FusedFuture;
 use futures::stream::{FusedStream, Pending};
 use lockstream::store::{MemoryStore, QuorumStore};
 use lockstream::{
-    BuildError, DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock, LockError,
-    LockEvent, LockRegistry, LockRegistryBuilder, OnFinish, OnLost, ParseDetachedLeaseError,
-    Repeat, Snapshot, StoreError, Token, future, stream,
+    BuildError, DetachError, DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock,
+    LockError, LockEvent, LockRegistry, LockRegistryBuilder, OnFinish, OnLost,
+    ParseDetachedLeaseError, Repeat, Snapshot, StoreError, Token, future, stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any, assert_type_ne_all};
 
@@ -90,6 +90,7 @@ lasting! {
     OnLost: Send, Sync, Unpin, Copy;
     OnFinish: Send, Sync, Unpin, Copy;
     DetachedLease: Send, Sync, Unpin, Clone, PartialEq;
+    DetachError: Send, Sync, Unpin, std::error::Error, Into<LockError>;
     ParseDetachedLeaseError: Send, Sync, Unpin, Clone, PartialEq, std::error::Error;
     Inspection: Send, Sync, Unpin, Clone, PartialEq;
     LockEvent: Send, Sync, Unpin, Clone;

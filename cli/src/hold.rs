@@ -47,7 +47,7 @@ pub(crate) async fn hold(args: HoldArgs) -> Result<u8, Failure> {
     if !args.foreground {
         // Which leases can be left is told before one is taken.
         let left = trial.detach();
-        let _ = left.map_err(|error| Failure::lock(&error, exit::BUSY))?;
+        let _ = left.map_err(|refused| Failure::lock(refused.error(), exit::BUSY))?;
     }
     let output = Output::open(args.lease_file.as_deref())?;
     let mut signals = catch_signals()?;
@@ -187,9 +187,9 @@ async fn adopt(
     ttl: Duration,
 ) -> Result<(LockRegistry, Lease), Failure> {
     let store = Store::for_looking(args)?;
-    let registry = store.registry_with(|builder| builder.ttl(ttl).renewal(Renewal::off()))?;
+    let registry = store.registry()?;
     let (key, token) = (line.key().to_owned(), line.token());
-    match registry.adopt(line).await {
+    match registry.adopt(line).ttl(ttl).await {
         Ok(lease) => Ok((registry, lease)),
         Err(LockError::Lost { .. }) => {
             let text = format!(
@@ -208,7 +208,7 @@ fn leave(
     json: bool,
 ) -> Result<Option<(DetachedLease, io::Error)>, Failure> {
     let left = lease.detach();
-    let left = left.map_err(|error| Failure::lock(&error, exit::BUSY))?;
+    let left = left.map_err(|refused| Failure::lock(refused.error(), exit::BUSY))?;
     let line = match json && output.is_standard() {
         true => to_json(&left),
         false => left.to_string(),

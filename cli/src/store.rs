@@ -125,19 +125,10 @@ impl Store {
 
     /// A registry with the prefix and the name of the arguments or the url.
     pub(crate) fn registry(&self) -> Result<LockRegistry, Failure> {
-        self.registry_with(|builder| builder)
-    }
-
-    /// The same with settings of its own.
-    pub(crate) fn registry_with(
-        &self,
-        set: impl FnOnce(LockRegistryBuilder) -> LockRegistryBuilder,
-    ) -> Result<LockRegistry, Failure> {
-        let builder = match &self.kind {
+        self.registry_of(match &self.kind {
             Kind::Redis(store) => LockRegistry::builder(store.clone()),
             Kind::Postgres(store) => LockRegistry::builder(store.clone()),
-        };
-        self.registry_of(set(builder))
+        })
     }
 
     fn registry_of(&self, mut builder: LockRegistryBuilder) -> Result<LockRegistry, Failure> {

@@ -402,17 +402,15 @@ impl Engine {
         }
     }
 
-    /// The holder leaves its lease in the store. Returns the owner under which it is stored; if it was
-    /// not held any more, an owner that never existed.
-    pub(crate) fn detach(&self, caller: &WaiterState) -> String {
+    /// The holder leaves its lease in the store. Returns the owner under which it is stored; `None` if it was not held any
+    /// more.
+    pub(crate) fn detach(&self, caller: &WaiterState) -> Option<String> {
         let shared = caller.is_shared();
-        let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten();
+        let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten()?;
         if shared {
             self.forfeit(caller);
         }
-        // Sequences begin at 1.
-        let sequence = owner.map_or(0, |owner| owner.sequence);
-        format!("{}:{sequence}", self.instance)
+        Some(format!("{}:{}", self.instance, owner.sequence))
     }
 
     /// The owner under which the store has the lease, as it is and as text. `None` if it is not held any more.

@@ -77,6 +77,11 @@ impl Acquiring {
         &self.options
     }
 
+    /// Settings count before the first poll.
+    pub(crate) fn options_mut(&mut self) -> &mut LockOptions {
+        &mut self.options
+    }
+
     /// A lock that others held for the whole wait is [`LockError::NotAcquired`].
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
         let acquired = ready!(self.poll_stage(cx));

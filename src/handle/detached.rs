@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::FusedFuture;
 
-use crate::base::{LockError, Mode, Token, key};
+use crate::base::{LockError, Mode, Renewal, Token, key};
 use crate::handle::acquire::Acquiring;
 use crate::handle::lease::Lease;
 
@@ -216,6 +216,42 @@ fn number(word: &str, fault: &'static str) -> Result<u64, ParseDetachedLeaseErro
 #[error("invalid detached lease: {0}")]
 pub struct ParseDetachedLeaseError(&'static str);
 
+/// The error of [`Lease::detach`]: why the lease was not detached, and the lease itself.
+///
+/// `Display` is that of the [`LockError`]. Dropping it drops the lease; so does `?` where the function returns a
+/// `LockError`.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+#[must_use = "it has the lease, and dropping it releases the lock"]
+pub struct DetachError {
+    error: LockError,
+    lease: Box<Lease>,
+}
+
+impl DetachError {
+    pub(crate) fn new(error: LockError, lease: Lease) -> Self {
+        let lease = Box::new(lease);
+        Self { error, lease }
+    }
+
+    /// Why it was not detached.
+    pub fn error(&self) -> &LockError {
+        &self.error
+    }
+
+    /// The lease, as it was before: held, or lost.
+    pub fn into_lease(self) -> Lease {
+        *self.lease
+    }
+}
+
+impl From<DetachError> for LockError {
+    /// Drops the lease.
+    fn from(refused: DetachError) -> Self {
+        refused.error
+    }
+}
+
 #[cfg(feature = "serde")]
 impl From<DetachedLease> for String {
     fn from(lease: DetachedLease) -> Self {
@@ -234,7 +270,7 @@ impl TryFrom<String> for DetachedLease {
 
 /// Future of [`LockRegistry::adopt`](crate::LockRegistry::adopt).
 ///
-/// Dropped before it has resolved, a lease that it has adopted is released.
+/// Its setters count before its first poll. Dropped before it has resolved, a lease that it has adopted is released.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Adopt(Acquiring);
@@ -242,6 +278,23 @@ pub struct Adopt(Acquiring);
 impl Adopt {
     pub(crate) fn new(acquiring: Acquiring) -> Self {
         Self(acquiring)
+    }
+
+    /// How long the new lease lasts, counted from when it is adopted, and that it is not renewed unless
+    /// [`renewal`](Self::renewal) says so: as [`Lock::ttl`](crate::Lock::ttl). From 10 ms to 24 h. Default: the
+    /// registry's.
+    ///
+    /// The future yields [`LockError::InvalidTtl`] if it is out of range, before anything is sent.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.0.options_mut().ttl = Some(ttl);
+        self
+    }
+
+    /// Whether the new lease is renewed while it is held: as [`Lock::renewal`](crate::Lock::renewal). Default:
+    /// [`Renewal::off`] if [`ttl`](Self::ttl) was set, otherwise the registry's.
+    pub fn renewal(mut self, renewal: Renewal) -> Self {
+        self.0.options_mut().renewal = Some(renewal);
+        self
     }
 }
 

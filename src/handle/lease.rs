@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::base::operation::operation;
 use crate::base::{LockError, LossCause, OnFinish, Token};
 use crate::engine::{Engine, Phase, ViewContext, WaiterState};
-use crate::handle::detached::DetachedLease;
+use crate::handle::detached::{DetachError, DetachedLease};
 use crate::handle::extend::{Extend, extend};
 use crate::handle::options::LockOptions;
 use crate::handle::verify_lease::{Verify, verify};
@@ -264,31 +264,63 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidSetting`] for a lease of [several keys](crate::LockRegistry::obtain_all). It is released then.
+    /// [`LockError::Lost`] if the lease is over, as far as is known here: nothing is left to adopt.
+    /// [`LockError::InvalidSetting`] for a lease of [several keys](crate::LockRegistry::obtain_all), which can only be held
+    /// as one. [`LockError::Closed`] after a shutdown; until the shutdown releases the lease, it can be detached.
+    ///
+    /// The [`DetachError`] has the lease, as it was: [`into_lease`](DetachError::into_lease) gives it back. If the error is
+    /// dropped, or made a [`LockError`] by `?`, the lease is dropped, too.
     ///
     /// # What follows
     ///
     /// Others that [share](crate::Lock::reentrant) the lease lose it then. A renewal in flight may prolong the key
-    /// once more. If the lease is over already, adopting it yields [`LockError::Lost`].
+    /// once more. If the key was deleted in the store and no renewal has found that out yet, adopting it yields
+    /// [`LockError::Lost`].
     ///
     /// # Examples
     ///
-    /// See [`LockRegistry::adopt`](crate::LockRegistry::adopt).
-    pub fn detach(self) -> Result<DetachedLease, LockError> {
-        let key = self.view.whole_key().clone();
-        if self.view.group.is_some() {
-            drop(self.release());
-            return Err(LockError::InvalidSetting {
+    /// ```
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # fn send(_line: String) {}
+    /// let locks = LockRegistry::in_memory();
+    /// match locks.obtain("upload:7").lease().await?.detach() {
+    ///     Ok(detached) => send(detached.to_string()),
+    ///     Err(refused) => {
+    ///         println!("not handed on: {refused}");
+    ///         refused.into_lease().release().await?;
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// [`LockRegistry::adopt`](crate::LockRegistry::adopt) takes it over.
+    pub fn detach(self) -> Result<DetachedLease, DetachError> {
+        let (view, key) = (&self.view, self.view.whole_key().clone());
+        if view.group.is_some() {
+            let error = LockError::InvalidSetting {
                 key,
                 setting: "detach",
                 reason: "is for locks of one key only",
-            });
+            };
+            return Err(DetachError::new(error, self));
         }
-        let now = self.view.view_context.clock.now();
-        let left = self.view.caller.deadline().saturating_sub(now);
-        let owner = self.engine.detach(&self.view.caller);
-        let mode = self.view.caller.mode();
-        Ok(DetachedLease::new(key, owner, mode, self.view.token, left))
+        // In the grace of a shutdown its end is still for its holder to choose.
+        if let Some(loss) = view.loss().filter(LockError::is_lost) {
+            return Err(DetachError::new(loss, self));
+        }
+        let now = view.view_context.clock.now();
+        let left = view.caller.deadline().saturating_sub(now);
+        let (mode, token) = (view.caller.mode(), view.token);
+        match self.engine.detach(&view.caller) {
+            Some(owner) => Ok(DetachedLease::new(key, owner, mode, token, left)),
+            // It ended after the look.
+            None => {
+                let cause = LossCause::Ended;
+                let over = LockError::Lost { key, token, cause };
+                Err(DetachError::new(view.loss().unwrap_or(over), self))
+            }
+        }
     }
 
     /// Releases the lock, and waits until the store has confirmed it. It frees the key whatever

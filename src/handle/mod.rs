@@ -36,7 +36,7 @@ pub(crate) mod scan;
 pub(crate) mod verify_lease;
 
 pub use self::builder::LockRegistryBuilder;
-pub use self::detached::{DetachedLease, ParseDetachedLeaseError};
+pub use self::detached::{DetachError, DetachedLease, ParseDetachedLeaseError};
 #[cfg(feature = "postgres")]
 pub use self::fence::FenceSql;
 pub use self::inspect::{InspectedHolder, InspectedTicket, Inspection};

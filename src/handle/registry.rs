@@ -194,9 +194,10 @@ impl LockRegistry {
 
     /// Takes over a lease that was [detached](crate::Lease::detach), here or in another process.
     ///
-    /// The new lease has this registry's ttl, counted from now, and its [`Renewal`](crate::Renewal). Its token is
-    /// greater than the detached one, so late writes with that one are refused where tokens are checked. Adopting does
-    /// not use the queue: waiters for the key keep waiting, and this registry's own ticket may lose its place.
+    /// The new lease has this registry's ttl, counted from now, and its [`Renewal`](crate::Renewal), unless
+    /// [`Adopt::ttl`] and [`Adopt::renewal`] say otherwise. Its token is greater than the detached one, so late writes
+    /// with that one are refused where tokens are checked. Adopting does not use the queue: waiters for the key keep
+    /// waiting, and this registry's own ticket may lose its place.
     ///
     /// A detached lease can be adopted once, by a registry with the same prefix on the same server. The text is all
     /// that is needed to take the lease, so keep it secret.
@@ -206,7 +207,7 @@ impl LockRegistry {
     /// [`LockError::Lost`](crate::LockError::Lost) with the detached token if the lease has expired, was adopted
     /// before, or has another prefix; also if the future had the lease and was not polled for a third of the ttl.
     /// [`LockError::Store`](crate::LockError::Store) if no answer came within the response time-out: the lease may
-    /// still be there, so try again. [`LockError::Closed`](crate::LockError::Closed); an invalid key or setting.
+    /// still be there, so try again. [`LockError::Closed`](crate::LockError::Closed); an invalid key, ttl or setting.
     ///
     /// # Cancel safety
     ///
@@ -228,6 +229,22 @@ impl LockRegistry {
     /// let lease = there.adopt(detached.clone()).await?;
     /// assert!(lease.token() > detached.token());
     /// lease.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// For a fixed time, whatever this registry's own ttl is:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use lockstream::{DetachedLease, LockError, LockRegistry};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// async fn prolong(locks: &LockRegistry, left: DetachedLease) -> Result<DetachedLease, LockError> {
+    ///     let lease = locks.adopt(left).ttl(Duration::from_secs(600)).await?;
+    ///     Ok(lease.detach()?)
+    /// }
+    /// # let locks = LockRegistry::in_memory();
+    /// # let left = prolong(&locks, locks.obtain("k").lease().await?.detach()?).await?;
+    /// # locks.adopt(left).await?.release().await?;
     /// # Ok(()) }
     /// ```
     pub fn adopt(&self, detached: DetachedLease) -> Adopt {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 
 use futures::{StreamExt, stream};
 use lockstream::{
-    DetachedLease, FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal, StreamLockExt,
+    DetachedLease, FutureLockExt, Lock, LockError, LockRegistry, LossCause, OnFinish, Renewal,
+    StreamLockExt,
 };
 use tokio::time::{Instant, sleep};
 
@@ -585,12 +586,30 @@ pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
     assert!(held.is_valid());
     held.release().await.unwrap();
 
+    // Its loss is known only in the store.
+    let lease = here.obtain("k").lease().await.unwrap();
+    w.expire("k");
+    let over = lease.detach().unwrap();
+    assert_err!(there.adopt(over).await, Lost, "k");
+    free(&lock).await;
+}
+
+/// It was left as a line of text that nobody could adopt. Its holder learns why, and has its lease back.
+pub(crate) async fn a_lost_lease_is_not_detached<W: World>(w: &W) {
+    let registry = w.registry().await;
+    let lock = registry.obtain("k").ttl(ms(300));
     let lease = lock.lease().await.unwrap();
     assert!(lease.lost().await.is_lost());
-    let over = lease.detach().unwrap();
-    // Its loss has sent a release, which comes over another connection than the adoption.
-    free(&lock).await;
-    assert_err!(there.adopt(over).await, Lost, "k");
+    let refused = lease.detach().unwrap_err();
+    assert_eq!(refused.to_string(), refused.error().to_string());
+    let lease = refused.into_lease();
+    assert!(!lease.is_valid() && lease.key() == "k");
+    assert_err!(lease.release().await, Lost, "k");
+    // By `?` it is the error of a lock.
+    let lease = lock.lease().await.unwrap();
+    lease.lost().await;
+    let left = async { Ok::<_, LockError>(lease.detach()?) };
+    assert_err!(left.await, Lost, "k");
     free(&lock).await;
 }
 
@@ -633,7 +652,7 @@ pub(crate) async fn who_waits_here_waits_on_behind_an_adoption<W: World>(w: &W) 
     assert!(waiter.release().await.unwrap());
 }
 
-/// An adopted lease is renewed as those of its registry are.
+/// An adopted lease is renewed as those of its registry are, unless its adopter says otherwise.
 pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
     let here = w.registry().await;
     let builder = w.builder().await.ttl(ms(500));
@@ -642,7 +661,26 @@ pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
     let adopted = there.adopt(lease.detach().unwrap()).await.unwrap();
     sleep(ms(1300)).await;
     assert!(adopted.is_valid());
-    adopted.release().await.unwrap();
+
+    // As long as the adopter says, and no longer.
+    let began = Instant::now();
+    let fixed = here.adopt(adopted.detach().unwrap()).ttl(ms(700));
+    let fixed = fixed.await.unwrap();
+    assert!(fixed.deadline() >= began + ms(690));
+    assert!(fixed.deadline() <= Instant::now() + ms(700));
+    let cause = match fixed.lost().await {
+        LockError::Lost { cause, .. } => cause,
+        other => panic!("{other}"),
+    };
+    assert_eq!(cause, LossCause::FixedTtl);
+
+    let lease = here.obtain("k").ttl(ms(9000)).lease().await.unwrap();
+    let adopting = here.adopt(lease.detach().unwrap()).ttl(ms(500));
+    let renewed = adopting.renewal(Renewal::watchdog()).await.unwrap();
+    assert!(renewed.deadline() <= Instant::now() + ms(500));
+    sleep(ms(1300)).await;
+    assert!(renewed.is_valid());
+    renewed.release().await.unwrap();
 }
 
 /// A store that is away is no loss: told as such, and the lease can be adopted when it is back.
@@ -677,7 +715,13 @@ pub(crate) async fn adoptions_that_cannot_be<W: World>(w: &W) {
     let commands = w.commands();
     let needs_a_tag: DetachedLease = "lockstream-lease-1 ab:1 64 1 a}b".parse().unwrap();
     assert_err!(registry.adopt(needs_a_tag).await, InvalidKey, "a}b");
-    drop(registry.adopt("lockstream-lease-1 ab:1 64 1 k".parse().unwrap()));
+    let line: DetachedLease = "lockstream-lease-1 ab:1 64 1 k".parse().unwrap();
+    assert_err!(
+        registry.adopt(line.clone()).ttl(ms(9)).await,
+        InvalidTtl,
+        "k"
+    );
+    drop(registry.adopt(line));
     assert_eq!(w.commands(), commands);
     let detached = registry
         .obtain("k")
@@ -686,7 +730,9 @@ pub(crate) async fn adoptions_that_cannot_be<W: World>(w: &W) {
         .unwrap()
         .detach()
         .unwrap();
+    let held = registry.obtain("l").lease().await.unwrap();
     registry.shutdown().await;
+    assert_err!(held.detach().map_err(LockError::from), Closed, "l");
     assert_err!(registry.adopt(detached.clone()).await, Closed, "k");
     let there = w.registry().await;
     let adopted = there.adopt(detached).await.unwrap();

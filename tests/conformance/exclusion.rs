@@ -176,7 +176,7 @@ async fn any_turn<W: World>(
             let lease = brief.lease().await?;
             drop(floor.enter(lease.token()));
             let token = lease.token();
-            let mut adopt = there.adopt(lease.detach().unwrap());
+            let mut adopt = there.adopt(lease.detach()?);
             if kind == 4 {
                 let lease = adopt.await?;
                 assert!(lease.token() > token);
@@ -203,7 +203,7 @@ async fn any_turn<W: World>(
             let nested = brief.clone().reentrant();
             let told = brief.try_with_lease(async |lease| {
                 drop(floor.enter(lease.token()));
-                drop(nested.lease().await?.detach().unwrap());
+                drop(nested.lease().await?.detach()?);
                 sleep(BOUND).await;
                 Ok::<_, LockError>(())
             });

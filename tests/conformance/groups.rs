@@ -305,7 +305,15 @@ pub(crate) async fn groups_that_cannot_be_are_refused<W: World>(w: &W) {
     }
     let group = locks.obtain_all(["a", "b"]);
     assert_err!(group.lead(async |_| ()).await, InvalidSetting, "a,b");
-    assert_err!(group.lease().await.unwrap().detach(), InvalidSetting, "a,b");
+    // Its lease is not detached, and is held as before.
+    let refused = group.lease().await.unwrap().detach().unwrap_err();
+    let lease = refused.into_lease();
+    assert!(lease.is_valid() && is_held(&locks.obtain("b")).await);
+    assert_err!(
+        lease.detach().map_err(LockError::from),
+        InvalidSetting,
+        "a,b"
+    );
     // One key is a lock like any other.
     let one = locks.obtain_all(["a", "a"]);
     assert_eq!(one.key(), "a");

@@ -193,12 +193,6 @@ pub(crate) async fn who_has_lost_does_not_release_the_next<W: World>(w: &W) {
     assert_err!(second.await, HandleInUse, "k");
     assert_err!(lock.release().await, Lost, "k");
     free(&registry.obtain("k")).await;
-    // So does a lease that cannot be detached.
-    let group = registry.obtain_all(["k", "l"]).on_finish(kept);
-    let lease = group.lease().await.unwrap();
-    assert_err!(lease.detach(), InvalidSetting, "k,l");
-    free(&registry.obtain("k")).await;
-    free(&registry.obtain("l")).await;
 }
 
 /// What `lease` brings is the guard's, not the handle's.

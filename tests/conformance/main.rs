@@ -76,7 +76,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 257;
+const CASES: usize = 258;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -248,6 +248,7 @@ suite! {
         a_lease_goes_from_process_to_process,
         a_registry_adopts_what_it_left,
         what_is_not_there_cannot_be_adopted,
+        a_lost_lease_is_not_detached,
         #[core]
         of_many_that_adopt_one_is_served,
         who_waits_here_waits_on_behind_an_adoption,

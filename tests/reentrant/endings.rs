@@ -220,7 +220,10 @@ pub(crate) async fn a_shared_lease_that_is_detached_is_lost_to_the_others<W: Wor
         detached = Some(guard.unwrap().detach().unwrap());
         assert!(other.lost().await.is_lost() && !other.is_valid());
         assert_waited_in_vain!(s.nested.lease().await);
-        let told = other.release().now_or_never().expect("at once");
+        let refused = other.detach().unwrap_err();
+        assert!(refused.error().is_lost(), "{refused}");
+        let told = refused.into_lease().release().now_or_never();
+        let told = told.expect("at once");
         assert!(matches!(told, Err(LockError::Lost { .. })), "{told:?}");
     };
     let told = work.with_lock(&s.lock).await;
