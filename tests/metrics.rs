@@ -205,7 +205,7 @@ fn modes_are_told_apart() {
             .await
             .unwrap();
         for _ in 0..2 {
-            let permit = locks.obtain("b").permits(4).weight(3);
+            let permit = locks.obtain("b").permits_of(4, 3);
             async {}.with_lock(permit).await.unwrap();
         }
         let seen = look(snapshotter, "shop");

@@ -383,7 +383,7 @@ pub(crate) struct ModeArgs {
 impl ModeArgs {
     pub(crate) fn set(self, lock: Lock) -> Lock {
         match self.permits {
-            Some(limit) => lock.permits(limit).weight(self.weight.unwrap_or(1)),
+            Some(limit) => lock.permits_of(limit, self.weight.unwrap_or(1)),
             None if self.shared => lock.shared(),
             None => lock,
         }

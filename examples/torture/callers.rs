@@ -122,7 +122,7 @@ pub(crate) fn handles(registry: &LockRegistry, shares: bool) -> Arc<[Wanted]> {
             add("read", Mode::Reader, Lock::shared);
             let (weight, limit) = (2, 4);
             let permit = Mode::Permit { weight, limit };
-            add("permits", permit, |lock| lock.permits(4).weight(2));
+            add("permits", permit, |lock| lock.permits_of(4, 2));
         }
     }
     handles.into()
@@ -354,7 +354,7 @@ impl Caller {
         let limit = *self.dice.pick(&[2, 4, 4, 6_u64]);
         let weight = self.dice.between(1, 2);
         let permit = self.exclusive("permits");
-        let lock = permit.lock.permits(limit as u32).weight(weight as u32);
+        let lock = permit.lock.permits_of(limit as u32, weight as u32);
         let mode = Mode::Permit { weight, limit };
         Wanted {
             lock,

@@ -57,7 +57,7 @@ use self::options::Options;
 /// | `keep_on_success` | no value: the key is kept only if the body returns `Ok`; otherwise it is released, and the next may try | kept in any case |
 /// | `shared` | no value: others that are `shared` may run at the same time, as by `Lock::shared` | exclusive |
 /// | `permits` | how many may run at the same time, a `u32`, as by `Lock::permits`: each caller's own limit | exclusive |
-/// | `weight` | how many of the `permits` this one takes: a `u32` from 1 to 64, and at most `permits` | 1 |
+/// | `weight` | how many of the `permits` this one takes, as by `Lock::permits_of`: a `u32` from 1 to 64, and at most `permits` | 1 |
 /// | `reentrant` | no value: called inside work that holds the key already, it runs at once under that lease, as by `Lock::reentrant`; what the body itself locks has to ask for that, too. For exclusive locks only | not reentrant |
 /// | `nested` | no value: as `reentrant`, and an error unless called inside work that holds the key, as by `Lock::nested` | may run by itself |
 /// | `repeat` | a `Repeat`: how to try again on a store without a queue | the registry's |

@@ -302,7 +302,7 @@ impl Given {
                 let say = "`weight` must be from 1 to 64, and within the `permits`";
                 Err(syn::Error::new(weight.span(), say))
             }
-            _ => Ok(quote!(.permits(#limit).weight(#weight))),
+            _ => Ok(quote!(.permits_of(#limit, #weight))),
         }
     }
 

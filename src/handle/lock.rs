@@ -247,7 +247,7 @@ impl Lock {
     /// Makes this a lock for readers: any number of them hold it at a time, and no exclusive one. Nobody overtakes the
     /// queue, so a writer waits only for the readers before it.
     ///
-    /// The last of `shared` and [`permits`](Self::permits) counts.
+    /// The last of `shared`, [`permits`](Self::permits) and [`permits_of`](Self::permits_of) counts.
     ///
     /// ```
     /// use lockstream::{FutureLockExt, LockRegistry};
@@ -284,13 +284,22 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn permits(self, limit: u32) -> Self {
-        self.set(|options| options.sharing = Sharing::Permits(limit))
+        self.permits_of(limit, 1)
     }
 
-    /// How much of the limit of [`permits`](Self::permits) this one takes: from 1 to 64, and at most the limit. Default:
-    /// 1.
-    pub fn weight(self, weight: u32) -> Self {
-        self.set(|options| options.weight = Some(weight))
+    /// As [`permits`](Self::permits), and this one takes `weight` of the `limit`: from 1 to 64, and at most the limit.
+    ///
+    /// ```
+    /// use lockstream::{FutureLockExt, LockRegistry};
+    /// # async fn train() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// // As much as three of `permits(4)`.
+    /// train().with_lock(locks.obtain("gpu").permits_of(4, 3)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn permits_of(self, limit: u32, weight: u32) -> Self {
+        self.set(|options| options.sharing = Sharing::Permits { limit, weight })
     }
 
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].

@@ -33,7 +33,6 @@ pub(crate) struct LockOptions {
     /// Whether it campaigns for the lead.
     pub(crate) leads: bool,
     pub(crate) sharing: Sharing,
-    pub(crate) weight: Option<u32>,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
 }
@@ -43,8 +42,11 @@ pub(crate) struct LockOptions {
 pub(crate) enum Sharing {
     No,
     Readers,
-    /// So many permits.
-    Permits(u32),
+    /// Others, while the weights of all are within the limit.
+    Permits {
+        limit: u32,
+        weight: u32,
+    },
 }
 
 const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
@@ -84,7 +86,6 @@ impl LockOptions {
             is_scoped: false,
             leads: false,
             sharing: Sharing::No,
-            weight: None,
             place: Location::caller(),
         }
     }
@@ -114,10 +115,13 @@ impl LockOptions {
 
     /// Asks for this mode.
     pub(crate) fn set_mode(&mut self, mode: Mode) {
-        (self.sharing, self.weight) = match mode {
-            Mode::Exclusive => (Sharing::No, None),
-            Mode::Shared => (Sharing::Readers, None),
-            Mode::Permits { limit, weight } => (Sharing::Permits(limit), Some(weight.into())),
+        self.sharing = match mode {
+            Mode::Exclusive => Sharing::No,
+            Mode::Shared => Sharing::Readers,
+            Mode::Permits { limit, weight } => Sharing::Permits {
+                limit,
+                weight: weight.into(),
+            },
         };
     }
 
@@ -215,16 +219,12 @@ impl LockOptions {
                 reason,
             })
         };
-        let weight = self.weight.unwrap_or(1);
         let (setting, mode) = match self.sharing {
-            Sharing::No | Sharing::Readers if self.weight.is_some() => {
-                return refuse("weight", "is for permits only");
-            }
             Sharing::No if !self.is_group() => return Ok(Mode::Exclusive),
             Sharing::No => ("obtain_all", Mode::Exclusive),
             Sharing::Readers => ("shared", Mode::Shared),
-            Sharing::Permits(0) => return refuse("permits", "must be at least 1"),
-            Sharing::Permits(limit) => match u8::try_from(weight) {
+            Sharing::Permits { limit: 0, .. } => return refuse("permits", "must be at least 1"),
+            Sharing::Permits { limit, weight } => match u8::try_from(weight) {
                 Ok(byte) if (1..=limit.min(MOST_WEIGHT)).contains(&weight) => {
                     let weight = byte;
                     ("permits", Mode::Permits { limit, weight })

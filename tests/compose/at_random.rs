@@ -49,7 +49,7 @@ impl Mode {
         match self {
             Self::Alone => lock,
             Self::Reader => lock.shared(),
-            Self::Permit(weight) => lock.permits(4).weight(weight),
+            Self::Permit(weight) => lock.permits_of(4, weight),
         }
     }
 

@@ -170,7 +170,7 @@ async fn a_span_of_a_shared_lock_carries_its_mode() {
     let log = Log::default();
     let _logs = log.hear(Level::INFO);
     let work = async { tracing::info!("resizes") };
-    work.with_lock(locks.obtain("gpu").permits(4).weight(2))
+    work.with_lock(locks.obtain("gpu").permits_of(4, 2))
         .await
         .unwrap();
     let lines = log.take();

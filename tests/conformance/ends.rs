@@ -93,7 +93,7 @@ pub(crate) async fn a_key_is_kept_for_a_year<W: World>(w: &W) {
     const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
     let [here, there] = w.registries().await;
     let kept = |lock: Lock, time| lock.on_finish(OnFinish::KeepFor(time));
-    let cases = [here.obtain("k"), here.obtain("k").permits(4).weight(3)];
+    let cases = [here.obtain("k"), here.obtain("k").permits_of(4, 3)];
     for lock in cases {
         let lease = kept(lock.clone(), 366 * DAY).lease().await.unwrap();
         assert!(

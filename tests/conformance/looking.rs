@@ -22,7 +22,7 @@ pub(crate) async fn who_is_over_is_told_no_more<W: World>(w: &W) {
     for mode in ["shared", "permits"] {
         let lock = || match mode {
             "shared" => here.obtain("k").shared(),
-            _ => here.obtain("k").permits(9).weight(3),
+            _ => here.obtain("k").permits_of(9, 3),
         };
         let taken = if mode == "shared" { 1 } else { 3 };
         // Nothing is sent at its end, as if its process had been killed.
@@ -127,7 +127,7 @@ pub(crate) async fn holders_are_told_whole_and_how_much_is_taken<W: World>(w: &W
             .await
             .unwrap()
     };
-    let permit = |weight| lock.clone().permits(1000).weight(weight).ttl(ms(60_000));
+    let permit = |weight| lock.clone().permits_of(1000, weight).ttl(ms(60_000));
 
     let mut held = hold((0..10).map(|_| permit(64)).collect()).await;
     held.extend(hold(vec![permit(7), permit(1)]).await);
@@ -257,7 +257,7 @@ pub(crate) async fn a_lease_tells_its_owner<W: World>(w: &W) {
     let cases = [
         here.obtain("k"),
         here.obtain("k").shared(),
-        here.obtain("k").permits(4).weight(2),
+        here.obtain("k").permits_of(4, 2),
     ];
     for lock in cases {
         let lease = lock.lease().await.unwrap();
@@ -294,7 +294,7 @@ pub(crate) async fn a_lease_is_verified_at_the_store<W: World>(w: &W) {
         here.obtain("k"),
         here.obtain("k").ttl(ms(60_000)),
         here.obtain("k").shared(),
-        here.obtain("k").permits(4).weight(2).ttl(ms(60_000)),
+        here.obtain("k").permits_of(4, 2).ttl(ms(60_000)),
     ];
     for lock in cases {
         let lease = lock.lease().await.unwrap();
@@ -339,7 +339,7 @@ pub(crate) async fn a_verification_prolongs_nothing<W: World>(w: &W) {
     let cases = [
         here.obtain("k"),
         here.obtain("k").shared(),
-        here.obtain("k").permits(4).weight(2),
+        here.obtain("k").permits_of(4, 2),
     ];
     for lock in cases {
         let lease = lock.ttl(ms(2000)).lease().await.unwrap();
@@ -478,7 +478,7 @@ pub(crate) async fn force_takes_one_reader<W: World>(w: &W) {
 pub(crate) async fn force_takes_one_permit<W: World>(w: &W) {
     let [here, waits, operator] = w.registries().await;
     let permit = |locks: &LockRegistry, weight| {
-        let lock = locks.obtain("k").permits(3).weight(weight);
+        let lock = locks.obtain("k").permits_of(3, weight);
         lock.wait(2 * BOUND)
     };
     let great = permit(&here, 2).lease().await.unwrap();
@@ -535,7 +535,7 @@ pub(crate) async fn force_takes_nothing_from_another<W: World>(w: &W) {
     let cases = [
         here.obtain("k"),
         here.obtain("k").shared(),
-        here.obtain("k").permits(4).weight(3),
+        here.obtain("k").permits_of(4, 3),
     ];
     for lock in cases {
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();

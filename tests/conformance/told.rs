@@ -140,7 +140,7 @@ pub(crate) async fn who_shares_a_busy_lock_is_counted<W: World>(w: &W) {
         reader.release().await.unwrap();
     }
     let permit = |registry: &LockRegistry, weight, ttl| {
-        let lock = registry.obtain("k").permits(5).weight(weight);
+        let lock = registry.obtain("k").permits_of(5, weight);
         lock.ttl(ms(ttl))
     };
     let mut permits = Vec::new();

@@ -24,7 +24,7 @@ impl Kind {
         match self {
             Self::Exclusive => locks.obtain(key),
             Self::Reader => locks.obtain(key).shared(),
-            Self::Permit => locks.obtain(key).permits(3).weight(2),
+            Self::Permit => locks.obtain(key).permits_of(3, 2),
             Self::Group => locks.obtain_all([key, &format!("! {key}")]),
         }
     }

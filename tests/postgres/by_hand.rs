@@ -31,7 +31,7 @@ async fn a_lock_is_seen_and_freed_by_hand() {
             let lock = locks.obtain("order:42").ttl(ttl);
             match mode {
                 "shared" => lock.shared(),
-                "permit" => lock.permits(2).weight(2),
+                "permit" => lock.permits_of(2, 2),
                 _ => lock,
             }
         };

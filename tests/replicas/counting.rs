@@ -26,7 +26,7 @@ async fn an_acquired_lock_is_on_both_replicas() {
 async fn permits_are_on_both_replicas() {
     let flock = Flock::start().await;
     let locks = flock.registry(2, ms(5_000)).await;
-    let permit = || locks.obtain("p").permits(3).weight(2);
+    let permit = || locks.obtain("p").permits_of(3, 2);
     let taken = || {
         flock
             .replicas

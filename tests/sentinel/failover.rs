@@ -261,7 +261,7 @@ async fn readers_permits_and_groups_survive_the_primary() {
         registry(&watched.url()).await,
         registry(&watched.url()).await,
     );
-    let permit = |locks: &LockRegistry, weight| locks.obtain("p").permits(3).weight(weight);
+    let permit = |locks: &LockRegistry, weight| locks.obtain("p").permits_of(3, weight);
     let readers = [
         holding.obtain("r").shared().lease().await.unwrap(),
         waiting.obtain("r").shared().lease().await.unwrap(),

@@ -204,13 +204,7 @@ async fn a_page_shows_who_holds_who_waits_and_who_hands_over() {
         two.obtain("doc").shared().lease().await.unwrap(),
     ];
     let writes = tokio::spawn(one.obtain("doc").wait(4 * BOUND).lease());
-    let permit = two
-        .obtain("gpu")
-        .permits(4)
-        .weight(3)
-        .lease()
-        .await
-        .unwrap();
+    let permit = two.obtain("gpu").permits_of(4, 3).lease().await.unwrap();
     let shown = until_row(
         &page,
         "doc",
