@@ -46,7 +46,7 @@ use self::options::Options;
 /// | `key` | what to lock: a format string over the arguments, or an expression that is `AsRef<str>` | none: it must be said |
 /// | `keys` | instead of `key`: several keys as one lock, as by `LockRegistry::obtain_all`: an array of such keys, or an expression with an `iter()` over `AsRef<str>` | one key |
 /// | `registry` | an expression: a `LockRegistry`, or what is `Borrow<LockRegistry>` or leads to one by `Deref`, as `self.locks`, an argument, a `static` `LazyLock` | the installed registry |
-/// | `ttl` | how long a lease lasts: `"10s"`, `"1m 30s"`, `"500ms"`, from 10 ms to 24 h; or a `Duration` | the registry's |
+/// | `ttl` | a fixed lease of this length, which is not renewed unless `renewal` says so: `"10s"`, `"1m 30s"`, `"500ms"`, from 10 ms to 24 h; or a `Duration` | the registry's, and it is renewed |
 /// | `wait` | how long to wait for the lock: as `ttl`, `"0s"` to ask once, `"forever"` | the registry's |
 /// | `skip` | no value: a lock that is busy for the whole `wait` is `Ok(None)`, see [below](#skipping) | busy is an error |
 /// | `renewal` | `"watchdog"`, `"off"`, or a `Renewal` | as for `Lock::renewal`: off if `ttl` is said, else the registry's |

@@ -101,12 +101,12 @@ impl Lock {
         self.set(|options| options.wait = Some(wait))
     }
 
-    /// How long a lease lasts: from 10 ms to 24 h. Default: the registry's, 30 s.
+    /// Gives the lock a fixed lease of this length, from 10 ms to 24 h, which is not renewed unless
+    /// [`renewal`](Self::renewal) says so: work that runs longer loses the lock.
     ///
-    /// A ttl that is set here is the whole length of the lease: unlike others, the lease is not
-    /// renewed unless [`renewal`](Self::renewal) says so, and work that runs longer loses the lock.
-    /// The usable part is 1 % and 2 ms shorter, to allow for clock drift. A server keeps whole
-    /// milliseconds.
+    /// Without this call a lease has the registry's [ttl](crate::LockRegistryBuilder::ttl), 30 s by default, and is
+    /// renewed while it is held. The usable part of a lease is 1 % and 2 ms shorter than its ttl, to allow for clock
+    /// drift. A server keeps whole milliseconds.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|options| options.ttl = Some(ttl))
     }
