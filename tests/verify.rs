@@ -45,7 +45,7 @@ impl Told {
 
 /// Verifies a script that must fail, and checks that the place it names is that of the step it names.
 async fn failure<T, E>(script: LastStep<'_, T, E>) -> Told {
-    let text = script.try_verify().await.unwrap_err().to_string();
+    let text = script.verdict().await.unwrap_err().to_string();
     told(&text)
 }
 
@@ -624,7 +624,7 @@ async fn the_clock_runs_again_after_a_script() {
     assert_clock_runs().await;
 
     let failed = hour().expect_complete();
-    assert!(failed.try_verify().await.is_err());
+    assert!(failed.verdict().await.is_err());
     assert_clock_runs().await;
 
     let panicked = hour()
@@ -662,7 +662,7 @@ async fn a_paused_clock_cannot_be_paused() {
     let script = StepVerifier::with_virtual_time(|| future::ok::<_, Infallible>(1))
         .expect_next(1)
         .expect_complete();
-    let error = script.try_verify().await.unwrap_err();
+    let error = script.verdict().await.unwrap_err();
     assert!(matches!(error, VerifyError::ClockPaused { .. }));
     let text = error.to_string();
     for part in [
@@ -684,7 +684,7 @@ async fn two_scripts_cannot_share_virtual_time() {
         StepVerifier::with_virtual_time(|| sleep(HOUR).map(Ok::<_, Infallible>))
             .then_await(HOUR)
             .then_cancel()
-            .try_verify()
+            .verdict()
     };
     let mut first = pin!(script());
     let (first, second) = future::join(first.as_mut(), script()).await;
@@ -697,7 +697,7 @@ async fn several_threads_have_no_virtual_time() {
     let script = StepVerifier::with_virtual_time(|| future::ok::<_, Infallible>(1))
         .expect_next(1)
         .expect_complete();
-    let error = script.try_verify().await.unwrap_err();
+    let error = script.verdict().await.unwrap_err();
     assert!(matches!(error, VerifyError::SeveralThreads { .. }));
     let text = error.to_string();
     for part in ["at tests/verify.rs:", "#[tokio::test]", "current_thread"] {
@@ -716,7 +716,7 @@ async fn several_threads_have_no_virtual_time() {
 #[test]
 fn a_script_needs_a_runtime() {
     let script = StepVerifier::create(mpsc::unbounded::<()>().1).expect_complete();
-    let error = futures::executor::block_on(script.try_verify()).unwrap_err();
+    let error = futures::executor::block_on(script.verdict()).unwrap_err();
     assert!(matches!(error, VerifyError::NoRuntime { .. }));
     assert!(error.to_string().contains("at tests/verify.rs:"), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::panic::Location;
 
-/// Why a script failed: what [`try_verify`](super::LastStep::try_verify) returns, and what the
+/// Why a script failed: what [`verdict`](super::LastStep::verdict) returns, and what the
 /// panic of [`verify`](super::LastStep::verify) says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -30,7 +30,7 @@ impl<'a, T, E> LastStep<'a, T, E> {
     /// A drop drops the source and the remaining steps, and resumes the clock if the script had
     /// paused it.
     pub async fn verify(self) -> Duration {
-        or_panic(self.try_verify()).await
+        or_panic(self.verdict()).await
     }
 
     /// Like [`verify`](Self::verify), but the whole script must be done within `d` on tokio's
@@ -73,11 +73,11 @@ impl<'a, T, E> LastStep<'a, T, E> {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() {
     /// let script = StepVerifier::create(stream::iter([1, 3])).expect_next(1).expect_next(2).then_cancel();
-    /// let error = script.try_verify().await.unwrap_err();
+    /// let error = script.verdict().await.unwrap_err();
     /// assert!(error.to_string().starts_with("step 2, expect_next(2), at "));
     /// # }
     /// ```
-    pub async fn try_verify(self) -> Result<Duration, VerifyError> {
+    pub async fn verdict(self) -> Result<Duration, VerifyError> {
         let limit = self.script.default_limit();
         self.script.run(limit).await
     }
