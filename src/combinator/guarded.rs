@@ -7,9 +7,9 @@ use futures::future::FusedFuture;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
-use super::Scope;
+use super::WorkLock;
+use super::locked_work::LockedWork;
 use super::outcome::OrSkip;
-use super::scoped::Scoped;
 use crate::base::LockError;
 use crate::handle::LeaseView;
 use crate::handle::options::LockOptions;
@@ -24,7 +24,7 @@ use crate::handle::options::LockOptions;
 pub struct Guarded<F, W, V> {
     begin: Option<F>,
     #[pin]
-    scoped: Scoped<W, V>,
+    locked_work: LockedWork<W, V>,
 }
 
 impl<W, V> Guarded<fn(LeaseView) -> W, W, V> {
@@ -32,7 +32,7 @@ impl<W, V> Guarded<fn(LeaseView) -> W, W, V> {
     pub(super) fn given(options: LockOptions, work: W) -> Self {
         Self {
             begin: None,
-            scoped: Scoped::new(Scope::new(options), Some(work)),
+            locked_work: LockedWork::new(WorkLock::new(options), Some(work)),
         }
     }
 }
@@ -41,7 +41,7 @@ impl<F, W, V> Guarded<F, W, V> {
     pub(super) fn begun_by(options: LockOptions, begin: F) -> Self {
         Self {
             begin: Some(begin),
-            scoped: Scoped::new(Scope::new(options), None),
+            locked_work: LockedWork::new(WorkLock::new(options), None),
         }
     }
 
@@ -70,7 +70,7 @@ impl<F, W, V> Guarded<F, W, V> {
     /// # Ok(()) }
     /// ```
     pub fn keep_if(mut self, succeeds: fn(&V) -> bool) -> Self {
-        self.scoped.keep_if(succeeds);
+        self.locked_work.keep_if(succeeds);
         self
     }
 
@@ -91,7 +91,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        this.scoped.poll_future(cx, this.begin)
+        this.locked_work.poll_future(cx, this.begin)
     }
 }
 
@@ -100,7 +100,7 @@ where
     Self: Future,
 {
     fn is_terminated(&self) -> bool {
-        self.scoped.is_done()
+        self.locked_work.is_done()
     }
 }
 
@@ -113,11 +113,11 @@ where
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.project();
-        this.scoped.poll_next(cx, this.begin)
+        this.locked_work.poll_next(cx, this.begin)
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.scoped.size_hint()
+        self.locked_work.size_hint()
     }
 }
 
@@ -126,12 +126,14 @@ where
     Self: Stream,
 {
     fn is_terminated(&self) -> bool {
-        self.scoped.is_done()
+        self.locked_work.is_done()
     }
 }
 
 impl<F, W, V> fmt::Debug for Guarded<F, W, V> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Guarded").field(&self.scoped.scope).finish()
+        f.debug_tuple("Guarded")
+            .field(&self.locked_work.work_lock)
+            .finish()
     }
 }

@@ -14,7 +14,7 @@ use crate::base::once_a_minute::OnceAMinute;
 use crate::base::operation::operation;
 use crate::base::user_code::log;
 use crate::base::{LockError, OnFinish, OnLost, Pauses, Renewal, Repeat};
-use crate::combinator::{Scope, Scoped};
+use crate::combinator::{LockedWork, WorkLock};
 use crate::handle::Lock;
 use crate::handle::lease::LeaseView;
 use crate::handle::options::LockOptions;
@@ -135,10 +135,10 @@ impl Lock {
         F: FnMut(LeaseView) -> Fut,
         Fut: Future,
     {
-        let (candidate, scope) = Candidate::new(self.options_here());
+        let (candidate, work_lock) = Candidate::new(self.options_here());
         Lead {
             begin: work,
-            scoped: Scoped::new(scope, None),
+            locked_work: LockedWork::new(work_lock, None),
             candidate,
         }
     }
@@ -159,14 +159,14 @@ struct Candidate {
 
 impl Candidate {
     /// With the first attempt.
-    fn new(mut options: LockOptions) -> (Self, Scope) {
+    fn new(mut options: LockOptions) -> (Self, WorkLock) {
         // The ttl is how soon another leads after a crash of the leader, not how long one leads.
         options.renewal.get_or_insert(Renewal::watchdog());
         options.leads = true;
         options.on_lost = OnLost::Stop;
         options.on_finish = OnFinish::Release;
         options.wait = Some(Duration::ZERO);
-        let scope = Scope::new(options.clone());
+        let work_lock = WorkLock::new(options.clone());
         options.wait = Some(Duration::MAX);
         let candidate = Self {
             options,
@@ -175,7 +175,7 @@ impl Candidate {
             pauses: pauses(),
             told: OnceAMinute::default(),
         };
-        (candidate, scope)
+        (candidate, work_lock)
     }
 
     /// To be awaited before each poll of an attempt.
@@ -188,7 +188,7 @@ impl Candidate {
     }
 
     /// The attempt that follows one that ended with `error`, unless trying again cannot help.
-    fn retry(&mut self, error: LockError) -> Result<Scope, LockError> {
+    fn retry(&mut self, error: LockError) -> Result<WorkLock, LockError> {
         let first = std::mem::take(&mut self.first);
         match &error {
             // It has led.
@@ -224,7 +224,7 @@ impl Candidate {
             }
             _ => return Err(error),
         }
-        Ok(Scope::new(self.options.clone()))
+        Ok(WorkLock::new(self.options.clone()))
     }
 }
 
@@ -238,17 +238,17 @@ fn pauses() -> Pauses {
 pub struct Campaign {
     candidate: Candidate,
     /// The current attempt, or the lead.
-    scope: Scope,
+    work_lock: WorkLock,
     /// Whether the last item was [`Leadership::Follower`].
     follows: bool,
 }
 
 impl Campaign {
     fn new(options: LockOptions) -> Self {
-        let (candidate, scope) = Candidate::new(options);
+        let (candidate, work_lock) = Candidate::new(options);
         Self {
             candidate,
-            scope,
+            work_lock,
             follows: false,
         }
     }
@@ -277,19 +277,19 @@ impl Campaign {
     /// ```
     #[must_use = "the lead is given up in the background; await this to know that it was"]
     pub fn resign(self) -> Resign {
-        let mut scope = self.scope;
-        scope.release();
-        // A lead that was lost before need not be given up. Dropped early, the scope releases it as well.
-        Resign::new(async move { drop(poll_fn(|cx| scope.poll_release(cx)).await) })
+        let mut work_lock = self.work_lock;
+        work_lock.release();
+        // A lead that was lost before need not be given up. Dropped early, the work_lock releases it as well.
+        Resign::new(async move { drop(poll_fn(|cx| work_lock.poll_release(cx)).await) })
     }
 
     /// Waits for the lead; while it leads, for its loss.
     fn poll_scope(&mut self, cx: &mut Context<'_>) -> Poll<Result<LeaseView, LockError>> {
-        if self.scope.is_acquiring() {
+        if self.work_lock.is_acquiring() {
             ready!(self.candidate.poll_pause(cx));
-            return self.scope.poll_acquire(cx);
+            return self.work_lock.poll_acquire(cx);
         }
-        match self.scope.check(cx) {
+        match self.work_lock.check(cx) {
             Ok(()) => Poll::Pending,
             Err(loss) => Poll::Ready(Err(loss)),
         }
@@ -301,7 +301,7 @@ impl Stream for Campaign {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Leadership>> {
         let this = &mut *self;
-        if this.scope.is_done() {
+        if this.work_lock.is_done() {
             return Poll::Ready(None);
         }
         loop {
@@ -312,9 +312,9 @@ impl Stream for Campaign {
                 }
                 Err(error) => error,
             };
-            this.scope.end();
+            this.work_lock.end();
             match this.candidate.retry(error) {
-                Ok(scope) => this.scope = scope,
+                Ok(work_lock) => this.work_lock = work_lock,
                 Err(error) => return Poll::Ready(Some(Leadership::Ended(error))),
             }
             if !std::mem::replace(&mut this.follows, true) {
@@ -324,13 +324,13 @@ impl Stream for Campaign {
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
-        (0, self.scope.is_done().then_some(0))
+        (0, self.work_lock.is_done().then_some(0))
     }
 }
 
 impl FusedStream for Campaign {
     fn is_terminated(&self) -> bool {
-        self.scope.is_done()
+        self.work_lock.is_done()
     }
 }
 
@@ -338,7 +338,7 @@ impl fmt::Debug for Campaign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Campaign")
             .field("key", self.candidate.options.key())
-            .field("scope", &self.scope)
+            .field("work_lock", &self.work_lock)
             .finish_non_exhaustive()
     }
 }
@@ -358,7 +358,7 @@ pub struct Lead<F, Fut: Future> {
     /// Before the lock: the destructors of what it captured run under it.
     begin: F,
     #[pin]
-    scoped: Scoped<Fut, Fut::Output>,
+    locked_work: LockedWork<Fut, Fut::Output>,
     candidate: Candidate,
 }
 
@@ -374,11 +374,11 @@ where
         loop {
             ready!(this.candidate.poll_pause(cx));
             let mut begin = Some(&mut *this.begin);
-            match ready!(this.scoped.as_mut().poll_future(cx, &mut begin)) {
+            match ready!(this.locked_work.as_mut().poll_future(cx, &mut begin)) {
                 Ok(value) => return Poll::Ready(Ok(value)),
                 Err(error) => {
-                    let scope = this.candidate.retry(error)?;
-                    this.scoped.as_mut().restart(scope);
+                    let work_lock = this.candidate.retry(error)?;
+                    this.locked_work.as_mut().restart(work_lock);
                 }
             }
         }
@@ -391,13 +391,15 @@ where
     Fut: Future,
 {
     fn is_terminated(&self) -> bool {
-        self.scoped.is_done()
+        self.locked_work.is_done()
     }
 }
 
 impl<F, Fut: Future> fmt::Debug for Lead<F, Fut> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lead").field(&self.scoped.scope).finish()
+        f.debug_tuple("Lead")
+            .field(&self.locked_work.work_lock)
+            .finish()
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use smallvec::SmallVec;
 
+use super::caller::Caller;
 use super::lease_log::LeaseLog;
-use super::waiter_state::WaiterState;
 use crate::base::{LossCause, OnFinish, Pauses, Token, user_code};
 
 /// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked. What follows from most
@@ -25,7 +25,7 @@ pub(super) struct Callbacks {
 pub(super) struct Rare {
     pub(super) watchers: Vec<Arc<AtomicWaker>>,
     /// Leases of groups that did not get another key, or lost it, and how they end.
-    pub(super) given_up: Vec<(Arc<WaiterState>, OnFinish)>,
+    pub(super) given_up: Vec<(Arc<Caller>, OnFinish)>,
     /// Keys and tokens of lost leases, and why they were lost.
     pub(super) lost: Vec<(Arc<str>, Token, LossCause)>,
     /// Keys and tokens of leases whose renewal is late, and the time that is left to them.
@@ -38,7 +38,7 @@ impl Callbacks {
     }
 
     /// The leases of groups that end.
-    pub(super) fn take_given_up(&mut self) -> Vec<(Arc<WaiterState>, OnFinish)> {
+    pub(super) fn take_given_up(&mut self) -> Vec<(Arc<Caller>, OnFinish)> {
         let rare = self.rare.as_mut();
         rare.map_or_else(Vec::new, |rare| mem::take(&mut rare.given_up))
     }

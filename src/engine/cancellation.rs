@@ -7,7 +7,7 @@ use std::task::{Wake, Waker};
 use futures::task::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
-use super::WaiterState;
+use super::Caller;
 
 /// What is cancelled when a lease is lost. The lease owns it, so no task is needed that could outlive the lease.
 pub(crate) struct Cancellation {
@@ -18,7 +18,7 @@ pub(crate) struct Cancellation {
 
 impl Cancellation {
     /// `callers`: of all keys of the lease.
-    pub(crate) fn of<'a>(callers: impl IntoIterator<Item = &'a Arc<WaiterState>>) -> Self {
+    pub(crate) fn of<'a>(callers: impl IntoIterator<Item = &'a Arc<Caller>>) -> Self {
         let token = CancellationToken::new();
         let watch = Arc::new(AtomicWaker::new());
         // Before the watch is known to the lease: a loss wakes it once.

@@ -9,13 +9,13 @@ use foldhash::HashMap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::caller::{Caller, Peers};
 use super::event_bus::EventBus;
-use super::failure::Caller;
+use super::failure::CallerHandle;
 use super::lease_log::LeaseLog;
 use super::phase::EndMode;
-use super::state::{Deferred, PIECE, State};
+use super::state::{Deferred, EngineState, PIECE};
 use super::timer::Timer;
-use super::waiter_state::{Peers, WaiterState};
 use crate::base::clock::{Moment, SUSPENSION_TICK};
 use crate::base::user_code::log;
 use crate::base::{Clock, Holder, LossCause, OnFinish, Pauses, StoreError, Token, user_code};
@@ -42,7 +42,7 @@ pub(crate) struct Engine {
     pub(crate) overhead: Duration,
     /// Whether the store has shared locks and permits.
     pub(crate) shares: bool,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<EngineState>,
     /// Events are sent under the state's lock.
     pub(super) events: Arc<EventBus>,
     /// Operations that the session has dropped without an answer. The timer's task handles them.
@@ -94,7 +94,7 @@ pub(super) enum Next {
 }
 
 /// An event for all turnstiles.
-type TurnstileCall<'a> = &'a dyn Fn(&mut Lines<Caller>, &mut EventCx<'_>);
+type TurnstileCall<'a> = &'a dyn Fn(&mut Lines<CallerHandle>, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -131,7 +131,7 @@ impl Engine {
                     fence: session.fence(),
                     timer,
                 }),
-                state: Mutex::new(State {
+                state: Mutex::new(EngineState {
                     entries: HashMap::default(),
                     timeouts: BTreeSet::new(),
                     effects: VecDeque::new(),
@@ -198,10 +198,7 @@ impl Engine {
     }
 
     /// Where the guard was asked for that holds the caller's key since before its wait began, if the current task has it.
-    pub(crate) fn guard_of_this_task(
-        &self,
-        caller: &WaiterState,
-    ) -> Option<&'static Location<'static>> {
+    pub(crate) fn guard_of_this_task(&self, caller: &Caller) -> Option<&'static Location<'static>> {
         let since = caller.since()?;
         let state = self.lock();
         let entry = state.entries.get(caller.key())?;
@@ -267,7 +264,7 @@ impl Engine {
     }
 
     /// A caller wants a lease, in a poll of its future. Returns the token if it has it by the end of that.
-    pub(crate) fn arrive(&self, caller: &Arc<WaiterState>, arrival: Arrival) -> Option<Token> {
+    pub(crate) fn arrive(&self, caller: &Arc<Caller>, arrival: Arrival) -> Option<Token> {
         self.enqueue(caller, arrival, |lines, cx, request| {
             lines.arrive(cx, caller.mode(), request)
         })
@@ -276,7 +273,7 @@ impl Engine {
     /// A caller wants to take over the lease that is stored under the owner `from`.
     pub(crate) fn adopt(
         &self,
-        caller: &Arc<WaiterState>,
+        caller: &Arc<Caller>,
         from: Arc<str>,
         arrival: Arrival,
     ) -> Option<Token> {
@@ -287,13 +284,17 @@ impl Engine {
 
     fn enqueue(
         &self,
-        caller: &Arc<WaiterState>,
+        caller: &Arc<Caller>,
         arrival: Arrival,
-        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>, Request<Caller>) -> WaiterId,
+        event: impl FnOnce(
+            &mut Lines<CallerHandle>,
+            &mut EventCx<'_>,
+            Request<CallerHandle>,
+        ) -> WaiterId,
     ) -> Option<Token> {
         let timer = &self.view_context.timer;
         timer.note_runtime(roaming::runtime().as_ref());
-        let handle = Caller::new(caller.clone());
+        let handle = CallerHandle::new(caller.clone());
         caller.set_repeats(arrival.repeats);
         let renewed = (arrival.renewals > 0).then_some(arrival.ttl);
         self.at_once(|state, at| {
@@ -329,7 +330,7 @@ impl Engine {
     }
 
     /// A caller gave up before it held anything.
-    pub(crate) fn leave(&self, caller: &WaiterState) {
+    pub(crate) fn leave(&self, caller: &Caller) {
         if let Some(id) = caller.id() {
             // Also if its key is not in use any more: it may have lost its turn.
             self.at_once(|state, at| {
@@ -342,14 +343,14 @@ impl Engine {
     }
 
     /// A caller takes the lease that it was granted. Returns its token, unless the turn is over.
-    pub(crate) fn take(&self, caller: &WaiterState) -> Option<Token> {
+    pub(crate) fn take(&self, caller: &Caller) -> Option<Token> {
         let id = caller.id()?;
         let timer = &self.view_context.timer;
         timer.note_runtime(roaming::runtime().as_ref());
         let taken = self.feed(caller.key(), |lines, cx| {
             // The turnstile first: the grant may have expired meanwhile.
             if lines.take(cx, id) {
-                caller.take_lease(cx.now, &self.events)
+                caller.begin_lease(cx.now, &self.events)
             } else {
                 None
             }
@@ -358,7 +359,7 @@ impl Engine {
     }
 
     /// The holder ends its lease. Returns false if it was not held any more.
-    pub(crate) fn finish(&self, caller: &WaiterState, on_finish: OnFinish) -> bool {
+    pub(crate) fn finish(&self, caller: &Caller, on_finish: OnFinish) -> bool {
         self.end(caller, |lines, cx, id| {
             let wants = on_finish != OnFinish::Release && !caller.awaits_success();
             let keeps = wants && lines.is_kept(cx, id);
@@ -372,7 +373,7 @@ impl Engine {
     }
 
     /// The leases of a group are complete. From now on the first loss of one ends all (H4).
-    pub(crate) fn unite(&self, callers: &[Arc<WaiterState>], on_finish: OnFinish) {
+    pub(crate) fn unite(&self, callers: &[Arc<Caller>], on_finish: OnFinish) {
         let peers = Peers::of(callers, on_finish);
         let mut is_whole = true;
         for caller in callers {
@@ -387,7 +388,7 @@ impl Engine {
     }
 
     /// Ends a lease under its holder: another one of its group is gone.
-    pub(super) fn revoke(&self, caller: &WaiterState, on_finish: OnFinish) {
+    pub(super) fn revoke(&self, caller: &Caller, on_finish: OnFinish) {
         // Before the look at the group, which its guard leaves before it leaves the lease.
         let is_shared = caller.is_shared();
         if !caller.has_left_group() && self.finish(caller, on_finish) && is_shared {
@@ -396,7 +397,7 @@ impl Engine {
     }
 
     /// Those who share a lease that was ended lose it, and with it those of its group.
-    fn forfeit(&self, caller: &WaiterState) {
+    fn forfeit(&self, caller: &Caller) {
         for (peer, on_finish) in caller.forfeit() {
             self.revoke(&peer, on_finish);
         }
@@ -404,7 +405,7 @@ impl Engine {
 
     /// The holder leaves its lease in the store. Returns the owner under which it is stored; `None` if it was not held any
     /// more.
-    pub(crate) fn detach(&self, caller: &WaiterState) -> Option<String> {
+    pub(crate) fn detach(&self, caller: &Caller) -> Option<String> {
         let shared = caller.is_shared();
         let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten()?;
         if shared {
@@ -414,7 +415,7 @@ impl Engine {
     }
 
     /// The owner under which the store has the lease, as it is and as text. `None` if it is not held any more.
-    pub(crate) fn owner_of(&self, caller: &WaiterState) -> Option<(Owner, String)> {
+    pub(crate) fn owner_of(&self, caller: &Caller) -> Option<(Owner, String)> {
         let id = caller.id()?;
         let state = self.lock();
         let owner = state.entries.get(caller.key())?.lines.owner_of(id)?;
@@ -443,8 +444,8 @@ impl Engine {
     /// Returns `None` if the lease was not held any more, else the owner that was left in the store, if any.
     fn end(
         &self,
-        caller: &WaiterState,
-        end_mode: impl FnOnce(&Lines<Caller>, &EventCx<'_>, WaiterId) -> EndMode,
+        caller: &Caller,
+        end_mode: impl FnOnce(&Lines<CallerHandle>, &EventCx<'_>, WaiterId) -> EndMode,
     ) -> Option<Option<Owner>> {
         let id = caller.id()?;
         self.feed(caller.key(), |lines, cx| {
@@ -458,7 +459,7 @@ impl Engine {
     }
 
     /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
-    pub(crate) fn restart(&self, caller: &WaiterState, renewals: u32, on_finish: OnFinish) {
+    pub(crate) fn restart(&self, caller: &Caller, renewals: u32, on_finish: OnFinish) {
         if let Some(id) = caller.id() {
             self.at_once(|state, at| {
                 state.renews |= renewals > 0;
@@ -473,14 +474,14 @@ impl Engine {
     }
 
     /// The holder has seen its token, on a store that fences by it.
-    pub(crate) fn forbid_passes(&self, caller: &WaiterState) {
+    pub(crate) fn forbid_passes(&self, caller: &Caller) {
         if let Some(id) = caller.id() {
             self.feed(caller.key(), |lines, cx| lines.forbid_passes(cx, id));
         }
     }
 
     /// Extends a lease to `ttl` from now. Returns the deadline that was asked for, if it is still held.
-    pub(crate) fn extend(&self, caller: &WaiterState, ttl: Duration) -> Option<Moment> {
+    pub(crate) fn extend(&self, caller: &Caller, ttl: Duration) -> Option<Moment> {
         let id = caller.id()?;
         self.feed(caller.key(), |lines, cx| lines.extend(cx, id, ttl))?
     }
@@ -491,7 +492,7 @@ impl Engine {
     }
 
     /// Why the lease of a caller is over. Its deadline has passed, and perhaps nobody has told it yet.
-    pub(crate) fn cause_of_expiry(&self, caller: &WaiterState) -> LossCause {
+    pub(crate) fn cause_of_expiry(&self, caller: &Caller) -> LossCause {
         let now = self.view_context.clock.now();
         let state = self.lock();
         let untold = caller.id().and_then(|id| {
@@ -504,7 +505,7 @@ impl Engine {
     }
 
     /// The last handle of a held lock is dropped. The lease is released after this.
-    pub(crate) fn dropped_while_held(&self, caller: &WaiterState) {
+    pub(crate) fn dropped_while_held(&self, caller: &Caller) {
         let state = self.lock();
         caller.report_drop(&self.events);
         drop(state);
@@ -520,13 +521,17 @@ impl Engine {
     fn feed<R>(
         &self,
         key: &Arc<str>,
-        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<CallerHandle>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, false, event))?
     }
 
     /// Changes the state, then feeds all turnstiles. All of them get one event before the next.
-    pub(super) fn feed_all(&self, change: impl FnOnce(&mut State), events: &[TurnstileCall<'_>]) {
+    pub(super) fn feed_all(
+        &self,
+        change: impl FnOnce(&mut EngineState),
+        events: &[TurnstileCall<'_>],
+    ) {
         self.feed_scope(&KeyScope::All, change, events);
     }
 
@@ -534,7 +539,7 @@ impl Engine {
     pub(super) fn feed_scope(
         &self,
         scope: &KeyScope,
-        change: impl FnOnce(&mut State),
+        change: impl FnOnce(&mut EngineState),
         events: &[TurnstileCall<'_>],
     ) {
         let rest = self.at_once(|state, at| {

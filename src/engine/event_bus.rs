@@ -28,11 +28,11 @@ pub(crate) struct EventBus {
     prefix: Arc<str>,
     /// Whether there may be a reader. Without one no event is built.
     is_read: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BusState>,
 }
 
 #[derive(Default)]
-struct State {
+struct BusState {
     /// Made for the first reader, as a channel allocates its whole ring, and dropped with the last.
     channel: Option<Sender<LockEvent>>,
     /// The wakers of the readers. The broadcast channel does not store wakers. It would call them under the engine's
@@ -170,13 +170,13 @@ impl EventBus {
         reader
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BusState> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl BusState {
     fn is_read(&self) -> bool {
         #[cfg(feature = "test-util")]
         if !self.unbounded.is_empty() {

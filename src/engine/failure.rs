@@ -11,13 +11,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
+use super::caller::Caller;
 use super::core::Engine;
-use super::state::{Deferred, Remains, State};
-use super::waiter_state::WaiterState;
+use super::state::{Deferred, EngineState, Remains};
 
 thread_local! {
     /// The callers that a panic has dropped while the registry was locked.
-    static DROPPED: RefCell<Option<Vec<Arc<WaiterState>>>> = const { RefCell::new(None) };
+    static DROPPED: RefCell<Option<Vec<Arc<Caller>>>> = const { RefCell::new(None) };
 }
 
 /// A turnstile's reference to a caller.
@@ -25,23 +25,23 @@ thread_local! {
 /// A panic drops the callers that an event had taken out of their lines. They must be told, or they would wait for
 /// ever.
 #[derive(Clone, Debug)]
-pub(crate) struct Caller(Arc<WaiterState>);
+pub(crate) struct CallerHandle(Arc<Caller>);
 
-impl Caller {
-    pub(super) fn new(state: Arc<WaiterState>) -> Self {
+impl CallerHandle {
+    pub(super) fn new(state: Arc<Caller>) -> Self {
         Self(state)
     }
 }
 
-impl Deref for Caller {
-    type Target = WaiterState;
+impl Deref for CallerHandle {
+    type Target = Caller;
 
-    fn deref(&self) -> &WaiterState {
+    fn deref(&self) -> &Caller {
         &self.0
     }
 }
 
-impl Drop for Caller {
+impl Drop for CallerHandle {
     fn drop(&mut self) {
         if thread::panicking() {
             // A thread that ends has no more locals.
@@ -55,7 +55,7 @@ impl Drop for Caller {
 }
 
 /// Runs `code`. Also returns the callers that were dropped during a panic.
-pub(super) fn catch<R>(code: impl FnOnce() -> R) -> (thread::Result<R>, Vec<Arc<WaiterState>>) {
+pub(super) fn catch<R>(code: impl FnOnce() -> R) -> (thread::Result<R>, Vec<Arc<Caller>>) {
     // A thread that ends has no more locals, but may still drop a lease. There a panic loses the callers that it drops.
     let _ = DROPPED.try_with(|dropped| dropped.replace(Some(Vec::new())));
     let result = catch_unwind(AssertUnwindSafe(code));
@@ -67,9 +67,9 @@ impl Engine {
     /// Closes the registry, since its state cannot be trusted. `dropped`: callers that are not in the state any more.
     pub(super) fn close_broken(
         &self,
-        state: &mut State,
+        state: &mut EngineState,
         deferred: &mut Deferred,
-        dropped: Vec<Arc<WaiterState>>,
+        dropped: Vec<Arc<Caller>>,
         panicked: &(dyn Any + Send),
     ) {
         state.closed = true;

@@ -11,7 +11,7 @@
 //! | `state.rs` | the state under the lock: one entry for each key in use |
 //! | `store_events.rs` | what the store reports |
 //! | `timer.rs` | the one timer task of a registry |
-//! | `waiter_state.rs` | one caller, shared between its future and the engine |
+//! | `caller.rs` | one caller, shared between its future and the engine |
 //! | `phase.rs` | how far a caller has come |
 //! | `callbacks.rs` | the user's code that runs after a change |
 //! | `lease_log.rs` | the warnings about leases |
@@ -23,6 +23,7 @@
 //! | `settings.rs` | the settings of a registry |
 
 mod callbacks;
+mod caller;
 #[cfg(feature = "tokio-util")]
 mod cancellation;
 mod core;
@@ -39,10 +40,9 @@ mod store_events;
 #[cfg(test)]
 mod tests;
 mod timer;
-mod waiter_state;
 
+pub(crate) use self::caller::Caller;
 #[cfg(feature = "tokio-util")]
 pub(crate) use self::cancellation::Cancellation;
 pub(crate) use self::core::{Arrival, Engine, ViewContext};
 pub(crate) use self::phase::Phase;
-pub(crate) use self::waiter_state::WaiterState;

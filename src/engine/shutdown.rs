@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::core::Engine;
-use super::failure::Caller;
+use super::failure::CallerHandle;
 use crate::base::{Clock, user_code};
 use crate::turnstile::{EventCx, Lines};
 
@@ -21,7 +21,7 @@ impl Engine {
         let (clock, timeout) = (&self.view_context.clock, self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
-        let close = |lines: &mut Lines<Caller>, cx: &mut EventCx<'_>| {
+        let close = |lines: &mut Lines<CallerHandle>, cx: &mut EventCx<'_>| {
             lines.close(cx, |holder| holder.is_watched().then_some(until));
         };
         self.feed_all(|state| state.closed = true, &[&close]);

@@ -7,10 +7,10 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::callbacks::Callbacks;
+use super::caller::Caller;
 use super::core::Engine;
 use super::event_bus::EventBus;
-use super::failure::Caller;
-use super::waiter_state::WaiterState;
+use super::failure::CallerHandle;
 use crate::base::StoreError;
 use crate::base::clock::{FOREVER, Moment};
 use crate::base::once_a_minute::OnceAMinute;
@@ -20,7 +20,7 @@ use crate::turnstile::{Effect, EventCx, Ids, Lines, WaiterId};
 /// How many turnstiles are fed before the lock is given to others (G5).
 pub(super) const PIECE: usize = 1000;
 
-/// How soon after its first event a turnstile's place in [`State::timeouts`] comes, at the latest. Most turnstiles are
+/// How soon after its first event a turnstile's place in [`EngineState::timeouts`] comes, at the latest. Most turnstiles are
 /// gone by then. With a place that early their timeouts may change meanwhile, and the place need not.
 const FIRST_TICK: Duration = Duration::from_secs(1);
 
@@ -28,7 +28,7 @@ const FIRST_TICK: Duration = Duration::from_secs(1);
 const MOST_EFFECTS: usize = 64;
 
 /// The state of a registry, under its one lock.
-pub(super) struct State {
+pub(super) struct EngineState {
     /// One entry for each key in use.
     ///
     /// Boxed, since a table has up to twice as many places as entries, and is copied when it grows.
@@ -36,7 +36,7 @@ pub(super) struct State {
     /// When to tick each turnstile next. The time may be too early, but never too late.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
     /// The buffer that is lent to each turnstile that is fed.
-    pub(super) effects: VecDeque<Effect<Caller>>,
+    pub(super) effects: VecDeque<Effect<CallerHandle>>,
     /// When the timer task wakes next.
     pub(super) armed: Option<Moment>,
     /// When a turnstile was fed last.
@@ -83,8 +83,8 @@ impl Outage {
 }
 
 pub(super) struct Entry {
-    pub(super) lines: Lines<Caller>,
-    /// Its place in [`State::timeouts`].
+    pub(super) lines: Lines<CallerHandle>,
+    /// Its place in [`EngineState::timeouts`].
     timeout: Option<Moment>,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Deferred {
     pub(super) sends: SmallVec<[(Arc<str>, Op); 1]>,
     pub(super) callbacks: Callbacks,
     /// Callers whose policies are to be asked for a pause.
-    pub(super) policies: Vec<(Caller, WaiterId)>,
+    pub(super) policies: Vec<(CallerHandle, WaiterId)>,
     /// A caller arrived: the session's tasks must run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
@@ -109,7 +109,7 @@ pub(super) struct Deferred {
 #[derive(Default)]
 pub(super) struct Remains {
     /// Callers that were dropped while it unwinds.
-    pub(super) dropped: Vec<Arc<WaiterState>>,
+    pub(super) dropped: Vec<Arc<Caller>>,
     /// Of a registry that has failed.
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
     pub(super) session: Option<Arc<dyn Session>>,
@@ -124,7 +124,7 @@ pub(super) struct ChangeCx<'a> {
     pub(super) deferred: &'a mut Deferred,
 }
 
-impl State {
+impl EngineState {
     /// The time was read before the lock was taken. Another thread may have read a later time and taken
     /// the lock first. For a turnstile time does not go back.
     pub(super) fn no_earlier(&mut self, read: Moment) -> Moment {
@@ -138,7 +138,7 @@ impl State {
         at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         makes: bool,
-        event: impl FnOnce(&mut Lines<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<CallerHandle>, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         let (now, ids, leases) = (at.now, &mut self.ids, self.entries.len());
         let mut tick_by = FOREVER;
@@ -206,7 +206,7 @@ impl State {
         &mut self,
         at: &mut ChangeCx<'_>,
         keys: &[Arc<str>],
-        event: impl Fn(&mut Lines<Caller>, &mut EventCx<'_>),
+        event: impl Fn(&mut Lines<CallerHandle>, &mut EventCx<'_>),
     ) {
         for key in keys {
             self.feed(at, key, false, &event);
@@ -218,7 +218,7 @@ impl State {
     pub(super) fn feed_due(
         &mut self,
         at: &mut ChangeCx<'_>,
-        mut event: impl FnMut(&mut Lines<Caller>, &mut EventCx<'_>),
+        mut event: impl FnMut(&mut Lines<CallerHandle>, &mut EventCx<'_>),
     ) -> bool {
         let mut due = Vec::new();
         while due.len() < PIECE

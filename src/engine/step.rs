@@ -4,7 +4,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::core::Engine;
 use super::failure;
-use super::state::{ChangeCx, Deferred, State};
+use super::state::{ChangeCx, Deferred, EngineState};
 use crate::base::user_code;
 use crate::base::user_code::log;
 use crate::store::contract::SubmittedOp;
@@ -14,7 +14,7 @@ impl Engine {
     /// closes the registry.
     pub(super) fn at_once<R>(
         &self,
-        change: impl FnOnce(&mut State, &mut ChangeCx<'_>) -> R,
+        change: impl FnOnce(&mut EngineState, &mut ChangeCx<'_>) -> R,
     ) -> Option<R> {
         let mut deferred = Deferred::default();
         let result = self.locked(&mut deferred, change);
@@ -25,9 +25,9 @@ impl Engine {
     pub(super) fn locked<R>(
         &self,
         deferred: &mut Deferred,
-        change: impl FnOnce(&mut State, &mut ChangeCx<'_>) -> R,
+        change: impl FnOnce(&mut EngineState, &mut ChangeCx<'_>) -> R,
     ) -> Option<R> {
-        let mut locked: Option<MutexGuard<'_, State>> = None;
+        let mut locked: Option<MutexGuard<'_, EngineState>> = None;
         let (result, dropped) = failure::catch(|| {
             // Read before the lock is taken, to hold it for a shorter time.
             let now = self.view_context.clock.now();
@@ -40,7 +40,7 @@ impl Engine {
                 deferred,
             };
             let result = change(state, at);
-            self.seal(state, deferred);
+            self.end_change(state, deferred);
             result
         });
         match result {
@@ -60,7 +60,7 @@ impl Engine {
     }
 
     /// The end of a change, still under the lock: notes what must be done after it.
-    fn seal(&self, state: &mut State, deferred: &mut Deferred) {
+    fn end_change(&self, state: &mut EngineState, deferred: &mut Deferred) {
         if deferred.arrived || !deferred.sends.is_empty() {
             deferred.session.clone_from(&state.session);
         }
@@ -145,7 +145,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, EngineState> {
         // A change that panics is caught before it unlocks, and closes the registry: see `locked`.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

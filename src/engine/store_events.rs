@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::core::Engine;
-use super::state::{ChangeCx, Outage, State};
+use super::state::{ChangeCx, EngineState, Outage};
 use crate::base::StoreError;
 #[cfg(feature = "metrics")]
 use crate::base::user_code;
@@ -70,7 +70,7 @@ impl Engine {
                 complete,
             } => {
                 let (mut outage, elsewhere) = (None, self.is_other_server());
-                let told = |state: &mut State| {
+                let told = |state: &mut EngineState| {
                     if matches!(scope, KeyScope::All) {
                         state.queue = queue;
                     }
@@ -100,7 +100,7 @@ impl Engine {
             }
             StoreEvent::Down { scope, error } => {
                 let (mut warns, mut since) = (false, Instant::now());
-                let told = |state: &mut State| {
+                let told = |state: &mut EngineState| {
                     // Once for each outage, however often the store tries to reconnect.
                     if state.up.replace(false) != Some(false) {
                         self.events.send(|| LockEvent::StoreDown {
@@ -169,7 +169,7 @@ impl Engine {
     }
 
     /// Feeds what the store says of one key.
-    fn feed_store_event(&self, state: &mut State, at: &mut ChangeCx<'_>, event: StoreEvent) {
+    fn feed_store_event(&self, state: &mut EngineState, at: &mut ChangeCx<'_>, event: StoreEvent) {
         match event {
             StoreEvent::Replied {
                 mut submitted,
@@ -200,7 +200,7 @@ impl Engine {
     /// does not.
     fn feed_grant(
         &self,
-        state: &mut State,
+        state: &mut EngineState,
         at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         grant: Grant,

@@ -10,8 +10,8 @@ use futures::future::BoxFuture;
 use futures::task::ArcWake;
 use tokio::time::Instant;
 
-use super::failure::Caller;
-use super::waiter_state::WaiterState;
+use super::caller::Caller;
+use super::failure::CallerHandle;
 use crate::base::clock::SUSPENSION_TICK;
 use crate::base::{Clock, LockError, Mode, OnFinish, Renewal, Repeat, StoreError};
 use crate::combinator::FutureLockExt;
@@ -339,9 +339,9 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
             fed += 1;
             assert_eq!(fed, 1, "fed twice in one round");
             // Its wait is over at once: the turnstile is due again after this.
-            let caller = WaiterState::new("k".into(), Mode::Exclusive, &[]);
+            let caller = Caller::new("k".into(), Mode::Exclusive, &[]);
             let request = Request {
-                caller: Caller::new(Arc::new(caller)),
+                caller: CallerHandle::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
                 on_finish: OnFinish::Release,

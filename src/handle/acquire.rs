@@ -7,7 +7,7 @@ use futures::future::FusedFuture;
 
 use crate::base::user_code::log;
 use crate::base::{LockError, LossCause, Mode, Token};
-use crate::engine::{Engine, Phase, WaiterState};
+use crate::engine::{Caller, Engine, Phase};
 use crate::handle::detached::DetachedLease;
 use crate::handle::group::GroupAcquiring;
 use crate::handle::lease::Lease;
@@ -25,14 +25,14 @@ pub(crate) struct Acquiring {
     /// The lease to take over, if it is not the key that is asked for.
     adopts: Option<Box<DetachedLease>>,
     /// The leases of a group that were acquired before. They are released if this wait ends in vain.
-    behind: Vec<Arc<WaiterState>>,
+    behind: Vec<Arc<Caller>>,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
     Unpolled,
-    Queued(Arc<WaiterState>),
+    Queued(Arc<Caller>),
     Group(Box<GroupAcquiring>),
     Done,
 }
@@ -48,7 +48,7 @@ impl Acquiring {
     }
 
     /// For the next key of a group.
-    pub(crate) fn behind(options: LockOptions, behind: Vec<Arc<WaiterState>>) -> Self {
+    pub(crate) fn behind(options: LockOptions, behind: Vec<Arc<Caller>>) -> Self {
         let mut acquiring = Self::new(options);
         acquiring.behind = behind;
         acquiring
@@ -108,7 +108,7 @@ impl Acquiring {
                     return Poll::Ready(Ok(lease));
                 }
                 let behind = std::mem::take(&mut self.behind);
-                let mut caller = WaiterState::new(self.options.key().clone(), mode, &behind);
+                let mut caller = Caller::new(self.options.key().clone(), mode, &behind);
                 if cfg!(debug_assertions) && !self.options.is_scoped {
                     caller.set_origin(self.options.place());
                 }
@@ -126,7 +126,7 @@ impl Acquiring {
             let Stage::Queued(caller) = &self.stage else {
                 panic!("an acquiring future polled after it was done");
             };
-            let engine = self.options.registry();
+            let engine = self.options.known_engine();
             match caller.phase_or_wake(cx.waker()) {
                 Phase::Waiting => return Poll::Pending,
                 Phase::Granted { .. } => {
@@ -215,8 +215,8 @@ impl Acquiring {
 
     /// A guard does not say what it is for, so only the end of a wait in vain shows that the waiting task may have
     /// waited for itself.
-    fn warn_of_own_guard(&self, caller: &WaiterState) {
-        let Some(outer) = self.options.registry().guard_of_this_task(caller) else {
+    fn warn_of_own_guard(&self, caller: &Caller) {
+        let Some(outer) = self.options.known_engine().guard_of_this_task(caller) else {
             return;
         };
         log!(
@@ -229,8 +229,8 @@ impl Acquiring {
     }
 
     /// Returns the token if the caller has the lease already.
-    fn arrive(&self, caller: &Arc<WaiterState>) -> Option<Token> {
-        let engine = self.options.registry();
+    fn arrive(&self, caller: &Arc<Caller>) -> Option<Token> {
+        let engine = self.options.known_engine();
         let (patience, wait) = if self.waits() {
             (Patience::Queue, self.options.wait())
         } else {
@@ -244,13 +244,13 @@ impl Acquiring {
         }
     }
 
-    fn lease(&mut self, caller: Arc<WaiterState>, token: Token) -> Lease {
-        let engine = self.options.take_registry();
+    fn lease(&mut self, caller: Arc<Caller>, token: Token) -> Lease {
+        let engine = self.options.take_engine();
         Lease::new(engine, caller, token, self.options.on_finish)
     }
 
-    fn refused(&self, refusal: Refusal, caller: &WaiterState) -> LockError {
-        let engine = self.options.registry();
+    fn refused(&self, refusal: Refusal, caller: &Caller) -> LockError {
+        let engine = self.options.known_engine();
         let key = self.options.key().clone();
         if cfg!(debug_assertions)
             && let Refusal::Busy(_) = refusal
@@ -296,7 +296,7 @@ impl Acquiring {
 impl Drop for Acquiring {
     fn drop(&mut self) {
         if let Stage::Queued(caller) = &self.stage {
-            self.options.registry().leave(caller);
+            self.options.known_engine().leave(caller);
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct GroupAcquiring {
 
 impl GroupAcquiring {
     pub(crate) fn new(options: LockOptions) -> Self {
-        let began = options.registry().view_context.clock.now();
+        let began = options.known_engine().view_context.clock.now();
         Self {
             options,
             held: Vec::new(),
@@ -81,7 +81,7 @@ impl GroupAcquiring {
 
     /// What is left of the wait, which is one for all keys.
     fn wait_left(&self) -> Duration {
-        let now = self.options.registry().view_context.clock.now();
+        let now = self.options.known_engine().view_context.clock.now();
         match self.options.wait() {
             Duration::MAX => Duration::MAX,
             wait => Clock::after(self.began, wait).saturating_sub(now),
@@ -91,7 +91,7 @@ impl GroupAcquiring {
     fn waited(&self, error: LockError) -> LockError {
         match error {
             LockError::NotAcquired { key, holder, .. } => {
-                let now = self.options.registry().view_context.clock.now();
+                let now = self.options.known_engine().view_context.clock.now();
                 let waited = match self.options.wait() {
                     Duration::ZERO => Duration::ZERO,
                     _ => now.saturating_sub(self.began),

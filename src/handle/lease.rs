@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::base::operation::operation;
 use crate::base::{LockError, LossCause, OnFinish, Token};
-use crate::engine::{Engine, Phase, ViewContext, WaiterState};
+use crate::engine::{Caller, Engine, Phase, ViewContext};
 use crate::handle::detached::{DetachError, DetachedLease};
 use crate::handle::extend::{Extend, extend};
 use crate::handle::options::LockOptions;
@@ -54,7 +54,7 @@ pub struct Lease {
 pub struct LeaseView {
     /// A view does not keep the registry alive.
     view_context: Arc<ViewContext>,
-    caller: Arc<WaiterState>,
+    caller: Arc<Caller>,
     token: Token,
     /// If it is a lease of several keys: `caller` and `token` are those of the first.
     group: Option<Arc<Group>>,
@@ -73,7 +73,7 @@ struct Group {
 impl Lease {
     pub(crate) fn new(
         engine: Arc<Engine>,
-        caller: Arc<WaiterState>,
+        caller: Arc<Caller>,
         token: Token,
         on_finish: OnFinish,
     ) -> Self {
@@ -93,7 +93,7 @@ impl Lease {
 
     /// The lease of several keys, from the views of their leases.
     pub(crate) fn of_group(options: &LockOptions, members: Vec<LeaseView>) -> Self {
-        let engine = options.registry().clone();
+        let engine = options.known_engine().clone();
         let renewals = options.renewals();
         // While the last key was waited for, the watchdog has renewed the others. From now on keys are kept.
         if renewals != u32::MAX || options.on_finish != OnFinish::Release {
@@ -135,7 +135,7 @@ impl Lease {
     /// Another guard of the lease around the caller, if it is still held.
     pub(crate) fn share(
         engine: Arc<Engine>,
-        caller: Arc<WaiterState>,
+        caller: Arc<Caller>,
         on_finish: OnFinish,
     ) -> Option<Self> {
         let token = caller.join(engine.view_context.clock.now())?;
@@ -400,7 +400,7 @@ impl Lease {
         }
     }
 
-    pub(crate) fn caller(&self) -> &Arc<WaiterState> {
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
         &self.view.caller
     }
 
@@ -442,7 +442,7 @@ impl Lease {
     }
 
     /// Leaves the lease, once. The last one that shares it ends it: `ended` is told whose leases that are.
-    fn part(&mut self, mut ended: impl FnMut(&Arc<WaiterState>)) {
+    fn part(&mut self, mut ended: impl FnMut(&Arc<Caller>)) {
         if std::mem::replace(&mut self.parted, true) {
             return;
         }
@@ -467,7 +467,7 @@ impl Drop for Lease {
 }
 
 /// Waits until the store has answered to the end of a lease.
-async fn ended(caller: &WaiterState) -> Result<(), LockError> {
+async fn ended(caller: &Caller) -> Result<(), LockError> {
     let ended = poll_fn(|cx| match caller.phase_or_wake(cx.waker()) {
         Phase::Finished { token, end } | Phase::Ended { token, end } => Poll::Ready((token, end)),
         _ => Poll::Pending,
@@ -629,7 +629,7 @@ impl LeaseView {
         }
     }
 
-    pub(crate) fn caller(&self) -> &Arc<WaiterState> {
+    pub(crate) fn caller(&self) -> &Arc<Caller> {
         &self.caller
     }
 

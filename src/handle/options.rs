@@ -158,7 +158,7 @@ impl LockOptions {
     /// How often a lease of it is renewed at most.
     pub(crate) fn renewals(&self) -> u32 {
         // A ttl that was set asks for a lease of just that length.
-        let settings = &self.registry().settings;
+        let settings = &self.known_engine().settings;
         let default = self.ttl.map_or(settings.renewal, |_| Renewal::off());
         self.renewal.unwrap_or(default).times()
     }
@@ -234,7 +234,7 @@ impl LockOptions {
         };
         if self.is_group() && mode != Mode::Exclusive {
             refuse(setting, "is for locks of one key only")
-        } else if mode != Mode::Exclusive && !self.registry().shares {
+        } else if mode != Mode::Exclusive && !self.known_engine().shares {
             refuse(setting, "a quorum has exclusive locks only")
         } else if self.is_nested {
             refuse("nested", EXCLUSIVE_ONLY)
@@ -248,13 +248,13 @@ impl LockOptions {
     }
 
     /// The same for a lock that [can be acquired](Self::engine).
-    pub(crate) fn registry(&self) -> &Arc<Engine> {
+    pub(crate) fn known_engine(&self) -> &Arc<Engine> {
         self.engine.as_ref().expect("whoever waits has a registry")
     }
 
     /// Moves the registry to the lease; nothing is acquired with these options after that. A clone
     /// would make all threads contend for one reference count.
-    pub(crate) fn take_registry(&mut self) -> Arc<Engine> {
+    pub(crate) fn take_engine(&mut self) -> Arc<Engine> {
         self.engine.take().expect("whoever waits has a registry")
     }
 
@@ -266,13 +266,13 @@ impl LockOptions {
         &self.key
     }
     pub(crate) fn wait(&self) -> Duration {
-        self.wait.unwrap_or(self.registry().settings.wait)
+        self.wait.unwrap_or(self.known_engine().settings.wait)
     }
 
     /// What the registry is asked for.
     pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
         Arrival {
-            ttl: self.ttl(self.registry()),
+            ttl: self.ttl(self.known_engine()),
             renewals: self.renewals(),
             on_finish: self.on_finish,
             is_conditional: self.is_conditional,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tokio::task;
 
 use crate::base::OnFinish;
-use crate::engine::{Engine, WaiterState};
+use crate::engine::{Caller, Engine};
 use crate::handle::lease::{Lease, LeaseView};
 
 thread_local! {
@@ -33,7 +33,7 @@ struct Frame {
 /// A lease that the running code is inside of.
 #[derive(Clone)]
 pub(crate) struct Enclosing {
-    pub(crate) caller: Arc<WaiterState>,
+    pub(crate) caller: Arc<Caller>,
     pub(crate) on_finish: OnFinish,
     /// Where it was asked for.
     pub(crate) place: &'static Location<'static>,

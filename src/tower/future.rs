@@ -9,7 +9,7 @@ use tower_service::Service;
 use super::layer::{RequestLock, UntilHead};
 use super::on_error::OnLockError;
 use super::on_lease::{IgnoreLease, OnLease};
-use crate::combinator::{Scope, Scoped};
+use crate::combinator::{LockedWork, WorkLock};
 use crate::handle::LeaseView;
 
 /// Future of [`LockService`](super::LockService).
@@ -19,7 +19,7 @@ use crate::handle::LeaseView;
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<S: Service<R>, R, E, H = IgnoreLease, U = UntilHead> {
     #[pin]
-    state: State<S, R>,
+    state: ResponseState<S, R>,
     /// What is called when the lock is held.
     uncalled: Option<(S, R)>,
     on_error: E,
@@ -35,9 +35,9 @@ type Answer<S, R> = Result<<S as Service<R>>::Response, <S as Service<R>>::Error
     clippy::large_enum_variant,
     reason = "requests with a lock are the usual ones, and cost no allocation"
 )]
-enum State<S: Service<R>, R> {
+enum ResponseState<S: Service<R>, R> {
     Unlocked(#[pin] Call<S, R>),
-    Locked(#[pin] Scoped<Call<S, R>, Answer<S, R>>),
+    Locked(#[pin] LockedWork<Call<S, R>, Answer<S, R>>),
 }
 
 /// Makes a service ready and then calls it.
@@ -58,10 +58,13 @@ impl<S: Service<R>, R, E, H, U> ResponseFuture<S, R, E, H, U> {
     pub(super) fn new(lock: RequestLock, uncalled: (S, R), on_error: E, on_lease: H) -> Self {
         let (state, uncalled) = match lock {
             RequestLock::Locked(lock) => {
-                let scope = Scope::new(lock.into_options());
-                (State::Locked(Scoped::new(scope, None)), Some(uncalled))
+                let work_lock = WorkLock::new(lock.into_options());
+                (
+                    ResponseState::Locked(LockedWork::new(work_lock, None)),
+                    Some(uncalled),
+                )
             }
-            RequestLock::Unlocked => (State::Unlocked(Call::new(uncalled)), None),
+            RequestLock::Unlocked => (ResponseState::Unlocked(Call::new(uncalled)), None),
         };
         Self {
             state,
@@ -98,9 +101,9 @@ where
         let this = self.project();
         match this.state.project() {
             StateProj::Unlocked(call) => call.poll(cx),
-            StateProj::Locked(scoped) => {
+            StateProj::Locked(locked_work) => {
                 let begin = &mut Some(begin(this.uncalled, this.on_lease));
-                let answer = ready!(scoped.poll_future(cx, begin));
+                let answer = ready!(locked_work.poll_future(cx, begin));
                 Poll::Ready(answer.unwrap_or_else(|error| this.on_error.on_lock_error(error)))
             }
         }
@@ -119,20 +122,20 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (answer, scope) = match this.state.project() {
+        let (answer, work_lock) = match this.state.project() {
             StateProj::Unlocked(call) => (ready!(call.poll(cx)), None),
-            StateProj::Locked(scoped) => {
+            StateProj::Locked(locked_work) => {
                 let begin = &mut Some(begin(this.uncalled, this.on_lease));
                 // One without a body is at its end.
                 let stays = |answer: &Answer<S, R>| {
                     let response = answer.as_ref();
                     response.is_ok_and(|response| !response.body().is_end_stream())
                 };
-                let outcome = ready!(scoped.poll_handing_over(cx, begin, stays));
+                let outcome = ready!(locked_work.poll_handing_over(cx, begin, stays));
                 outcome.unwrap_or_else(|error| (this.on_error.on_lock_error(error), None))
             }
         };
-        let held = |body| super::LockedBody::new(body, scope);
+        let held = |body| super::LockedBody::new(body, work_lock);
         Poll::Ready(answer.map(|response| response.map(held)))
     }
 }
@@ -158,8 +161,8 @@ impl<S: Service<R>, R> Future for Call<S, R> {
 impl<S: Service<R>, R, E, H, U> fmt::Debug for ResponseFuture<S, R, E, H, U> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lock: &dyn fmt::Debug = match &self.state {
-            State::Locked(scoped) => &scoped.scope,
-            State::Unlocked(_) => &"no lock",
+            ResponseState::Locked(locked_work) => &locked_work.work_lock,
+            ResponseState::Unlocked(_) => &"no lock",
         };
         f.debug_tuple("ResponseFuture").field(lock).finish()
     }

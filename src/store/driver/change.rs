@@ -27,7 +27,7 @@ const PING_TRIES: usize = 64;
 
 /// What a session knows. While it is locked, no code but ours is called.
 #[derive(Default)]
-pub(super) struct State {
+pub(super) struct SessionState {
     pub(super) is_closed: bool,
     pub(super) nodes: Vec<Node>,
     /// The node of each slot, if known. A single server has slot 0 alone. Empty until the map is known.
@@ -75,7 +75,7 @@ pub(super) struct Node {
     pub(super) no_push: Option<String>,
 }
 
-impl State {
+impl SessionState {
     /// The node at an address.
     pub(super) fn node(&mut self, address: &Address) -> NodeId {
         let find = |address: &str| self.nodes.iter().position(|it| *it.address == *address);
@@ -122,7 +122,7 @@ type Look = (
 /// A change of the state, which is locked meanwhile.
 pub(super) struct Change<'a, B: Backend> {
     pub(super) shared: &'a Arc<Shared<B>>,
-    pub(super) state: &'a mut State,
+    pub(super) state: &'a mut SessionState,
     pub(super) effects: &'a mut Effects,
 }
 

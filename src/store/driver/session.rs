@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backend::{Backend, Connected, SlotMap, SlotSet, Trouble};
-use super::change::{Change, Effects, Node, State};
+use super::change::{Change, Effects, Node, SessionState};
 use super::node::Received;
 use super::request::{Request, RequestKind};
 use crate::base::user_code::log;
@@ -39,7 +39,7 @@ pub(super) struct Shared<B: Backend> {
     pub(super) backend: Arc<B>,
     pub(super) config: SessionConfig,
     notifier: OrderedNotifier,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     has_warned: AtomicBool,
     /// Of lines.
     hasher: RandomState,
@@ -55,7 +55,7 @@ pub(super) struct Shared<B: Backend> {
 impl<B: Backend> DriverSession<B> {
     pub(crate) fn new(backend: Arc<B>, config: SessionConfig) -> Self {
         let has_map = backend.slots() > 1;
-        let mut state = State::default();
+        let mut state = SessionState::default();
         if !has_map {
             state.node(backend.address());
             state.owners = vec![Some(0)];
@@ -168,12 +168,12 @@ impl<B: Backend> Drop for DriverSession<B> {
 }
 
 impl<B: Backend> Shared<B> {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes whether a server is left to which no connection was tried.
-    pub(super) fn note_tried(&self, state: &State) {
+    pub(super) fn note_tried(&self, state: &SessionState) {
         // A forgotten node has no address.
         let mut nodes = state.nodes.iter().filter(|node| !node.address.is_empty());
         let is_first = nodes.any(|node| !node.has_tried);

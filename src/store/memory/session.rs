@@ -7,7 +7,7 @@ use futures::{FutureExt, StreamExt, stream};
 use tokio::time::Instant;
 
 use super::keyspace::{Asking, Delivery};
-use super::shared::{Listeners, Shared, State};
+use super::shared::{Listeners, Shared, StoreState};
 use crate::base::{Check, CheckedServer, StoreError};
 use crate::roaming::runtime;
 use crate::roaming::time::sleep;
@@ -107,7 +107,7 @@ impl Core {
     }
 
     /// Reads the data after the latency.
-    async fn read<T>(&self, read: impl FnOnce(&mut State) -> T) -> Result<T, StoreError> {
+    async fn read<T>(&self, read: impl FnOnce(&mut StoreState) -> T) -> Result<T, StoreError> {
         let latency = self.latency();
         if !latency.is_zero() {
             tokio::time::sleep(latency).await;
@@ -200,7 +200,7 @@ impl Session for MemorySession {
         async move {
             let (prefix, shared) = (&core.config.prefix, &core.shared);
             let read = core.read(
-                |State {
+                |StoreState {
                      keyspace,
                      listeners,
                      ..

@@ -11,7 +11,7 @@ use crate::store::contract::{ServerTime, StoreEvents};
 /// What the clones of a [`MemoryStore`](super::MemoryStore) and its sessions share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<StoreState>,
     began: Instant,
     /// Microseconds since the Unix epoch at `began`.
     epoch: u64,
@@ -21,7 +21,7 @@ pub(super) struct Shared {
 pub(super) type Listeners = HashMap<Arc<str>, Weak<dyn StoreEvents>>;
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct StoreState {
     pub(super) keyspace: Keyspace,
     pub(super) listeners: Listeners,
     pub(super) offline: bool,
@@ -47,7 +47,7 @@ impl Shared {
         self.epoch + u64::try_from(since.as_micros()).unwrap_or(0)
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, StoreState> {
         // Every change leaves the state consistent, so a panic elsewhere does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -27,7 +27,7 @@ pub(super) struct Entry {
     /// The nodes that have notified us that the key is free, and when the registry is told if they stay fewer than a
     /// majority.
     freed: Option<(HashSet<usize>, Instant)>,
-    /// The time of this key's entry in `State::alarms`.
+    /// The time of this key's entry in `QuorumState::alarms`.
     pub(super) alarm: Option<Instant>,
 }
 

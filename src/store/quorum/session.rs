@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
-use super::state::State;
+use super::state::QuorumState;
 use crate::base::user_code::log;
 use crate::base::{Check, StoreError, thread_end};
 use crate::roaming::runtime;
@@ -33,7 +33,7 @@ pub(super) struct QuorumSession {
 struct Core {
     config: SessionConfig,
     nodes: Vec<NodeSession>,
-    state: Mutex<State>,
+    state: Mutex<QuorumState>,
     notifier: OrderedNotifier,
     /// Notified after each change of the state: the drop of a session waits for the last one.
     changed: Notify,
@@ -84,7 +84,7 @@ impl QuorumSession {
             Core {
                 nodes: stores.iter().enumerate().map(open).collect(),
                 notifier: OrderedNotifier::new(config.listener.clone()),
-                state: Mutex::new(State::new(names, quarantine)),
+                state: Mutex::new(QuorumState::new(names, quarantine)),
                 changed: Notify::new(),
                 config,
             }
@@ -99,7 +99,7 @@ impl QuorumSession {
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QuorumState> {
         // Every change leaves the state consistent, so a panic elsewhere does not matter.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -110,7 +110,7 @@ impl Core {
     }
 
     /// Changes the state, and does what follows once it is unlocked.
-    fn handle(self: &Arc<Self>, event: impl FnOnce(&mut State, Instant)) {
+    fn handle(self: &Arc<Self>, event: impl FnOnce(&mut QuorumState, Instant)) {
         let mut state = self.lock();
         let now = thread_end::now();
         event(&mut state, now);

@@ -19,7 +19,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// One registry's view of the nodes and of its keys in use.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct QuorumState {
     quorum: Quorum,
     quarantine: Quarantine,
     nodes: Vec<Node>,
@@ -48,7 +48,7 @@ pub(super) struct Deferred {
     pub(super) same_server: Option<StoreError>,
 }
 
-impl State {
+impl QuorumState {
     /// For nodes with these names.
     pub(super) fn new(names: Vec<String>, quarantine: Quarantine) -> Self {
         Self {

@@ -210,7 +210,7 @@ impl World {
         timely
     }
 
-    pub(super) fn on_reply(&mut self, conn: ConnId, reply: Reply) {
+    pub(super) fn deliver_reply(&mut self, conn: ConnId, reply: Reply) {
         let id = self.server.conns[conn].process;
         let link = &mut self.processes[id].link;
         if link.conn != Some(conn) || self.server.conns[conn].cut {

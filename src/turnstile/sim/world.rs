@@ -249,7 +249,7 @@ impl World {
             Event::Pause(_, key, waiter, pause) => self.on_pause(id, key, waiter, pause),
             Event::Flush(_) => self.flush(id),
             Event::Straggler(_, conn, key, op) => self.catch_up(id, conn, key, op),
-            Event::Reply(conn, reply) => self.on_reply(conn, reply),
+            Event::Reply(conn, reply) => self.deliver_reply(conn, reply),
             Event::Push(conn, key, grant, unserved) => self.on_push(conn, key, grant, unserved),
             Event::Freed(_, key) => self.tell(id, super::process::StoreEvent::Freed(key)),
             Event::Overdue(conn, call) => self.on_overdue(conn, call),

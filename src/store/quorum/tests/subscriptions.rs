@@ -15,21 +15,21 @@ use crate::store::LockStore;
 use crate::store::contract::{Answer, Op, OpError, Outcome, Session, StoreEvent, SubmittedOp};
 use crate::store::quorum::quarantine::Quarantine;
 use crate::store::quorum::session::QuorumSession;
-use crate::store::quorum::state::State;
+use crate::store::quorum::state::QuorumState;
 
 /// So long one node's notice waits for those of others.
 const TOGETHER: Duration = ms(3);
 
 /// The state by itself, whose nodes say what the test has them say.
 pub(super) struct Bare {
-    pub(super) state: State,
+    pub(super) state: QuorumState,
     pub(super) now: Instant,
 }
 
 impl Bare {
     pub(super) fn new(size: usize) -> Self {
         Self {
-            state: State::new(names(size), Quarantine::Fixed(None)),
+            state: QuorumState::new(names(size), Quarantine::Fixed(None)),
             now: Instant::now(),
         }
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use futures::Stream;
 use pin_project::pin_project;
 
-use super::Scope;
+use super::WorkLock;
 use crate::base::LockError;
 use crate::handle::LeaseView;
 
@@ -15,7 +15,7 @@ use crate::handle::LeaseView;
 /// The work `W` is a future or a stream. It is given beforehand, or begun with a view of the lease
 /// once the lock is held. `V` is the value of a future; a stream has none.
 #[pin_project]
-pub(crate) struct Scoped<W, V> {
+pub(crate) struct LockedWork<W, V> {
     #[pin]
     work: Option<W>,
     /// Whether a value shows that the work has succeeded, if the lock's `on_finish` is only for that.
@@ -23,7 +23,7 @@ pub(crate) struct Scoped<W, V> {
     /// The value of completed work, kept while the lock is released.
     value: Option<V>,
     /// The last field: the destructors of work and value run under the lock.
-    pub(crate) scope: Scope,
+    pub(crate) work_lock: WorkLock,
 }
 
 /// What a poll of some work yields: an item after which more may come, or the end.
@@ -31,27 +31,27 @@ type Step<I, V> = ControlFlow<V, I>;
 
 /// A value, with the lock if that is still held.
 #[cfg(feature = "http")]
-type HandedOver<V> = Result<(V, Option<Scope>), LockError>;
+type HandedOver<V> = Result<(V, Option<WorkLock>), LockError>;
 
-impl<W, V> Scoped<W, V> {
+impl<W, V> LockedWork<W, V> {
     /// `work` is `None` if it is begun when the lock is held.
-    pub(crate) fn new(scope: Scope, work: Option<W>) -> Self {
+    pub(crate) fn new(work_lock: WorkLock, work: Option<W>) -> Self {
         Self {
             work,
             succeeds: None,
             value: None,
-            scope,
+            work_lock,
         }
     }
 
     /// The lock's `on_finish` is only for work that succeeds.
     pub(crate) fn keep_if(&mut self, succeeds: fn(&V) -> bool) {
-        self.scope.make_conditional();
+        self.work_lock.make_conditional();
         self.succeeds = Some(succeeds);
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        self.scope.is_done()
+        self.work_lock.is_done()
     }
 
     /// The work, once it has begun and until it has completed.
@@ -61,8 +61,8 @@ impl<W, V> Scoped<W, V> {
     }
 
     /// Waits for the lock again, after an error.
-    pub(crate) fn restart(self: Pin<&mut Self>, scope: Scope) {
-        *self.project().scope = scope;
+    pub(crate) fn restart(self: Pin<&mut Self>, work_lock: WorkLock) {
+        *self.project().work_lock = work_lock;
     }
 
     /// The poll loop of all combinators: waits for the lock, begins the work, polls it while the
@@ -80,11 +80,11 @@ impl<W, V> Scoped<W, V> {
         if outcome.is_err() {
             *begin = None;
             let mut this = self.project();
-            let guard = this.scope.enter();
+            let guard = this.work_lock.enter();
             this.work.set(None);
             *this.value = None;
             drop(guard);
-            this.scope.end();
+            this.work_lock.end();
         }
         Poll::Ready(outcome)
     }
@@ -99,16 +99,16 @@ impl<W, V> Scoped<W, V> {
         F: FnOnce(LeaseView) -> W,
     {
         let mut this = self.project();
-        if this.scope.is_acquiring() {
-            let lease = ready!(this.scope.poll_acquire(cx))?;
+        if this.work_lock.is_acquiring() {
+            let lease = ready!(this.work_lock.poll_acquire(cx))?;
             if let Some(begin) = begin.take() {
-                let _guard = this.scope.enter();
+                let _guard = this.work_lock.enter();
                 this.work.set(Some(begin(lease)));
             }
         }
-        if !this.scope.is_releasing() {
-            this.scope.check(cx)?;
-            let guard = this.scope.enter();
+        if !this.work_lock.is_releasing() {
+            this.work_lock.check(cx)?;
+            let guard = this.work_lock.enter();
             let work = this.work.as_mut().as_pin_mut();
             let work = work.expect("work exists from the acquisition to the release");
             let has_succeeded = match ready!(poll_work(work, cx)) {
@@ -121,19 +121,19 @@ impl<W, V> Scoped<W, V> {
             this.work.set(None);
             drop(guard);
             // The lease may have run out during the last poll, which was not protected then.
-            this.scope.check(cx)?;
+            this.work_lock.check(cx)?;
             if has_succeeded {
-                this.scope.succeeded();
+                this.work_lock.succeeded();
             }
-            this.scope.release();
+            this.work_lock.release();
         }
-        ready!(this.scope.poll_release(cx))?;
+        ready!(this.work_lock.poll_release(cx))?;
         let value = this.value.take().expect("kept until the release");
         Poll::Ready(Ok(Step::Break(value)))
     }
 }
 
-impl<W: Future> Scoped<W, W::Output> {
+impl<W: Future> LockedWork<W, W::Output> {
     pub(crate) fn poll_future<F>(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -173,23 +173,23 @@ impl<W: Future> Scoped<W, W::Output> {
             Step::Continue(value) => value,
         };
         let mut this = self.project();
-        let mut scope = std::mem::replace(this.scope, Scope::done());
-        let guard = scope.enter();
+        let mut work_lock = std::mem::replace(this.work_lock, WorkLock::done());
+        let guard = work_lock.enter();
         this.work.set(None);
         drop(guard);
         // The lease may have run out during the last poll, which was not protected then.
-        if let Err(loss) = scope.check(cx) {
-            let _guard = scope.enter();
+        if let Err(loss) = work_lock.check(cx) {
+            let _guard = work_lock.enter();
             drop(value);
             return Poll::Ready(Err(loss));
         }
-        Poll::Ready(Ok((value, Some(scope))))
+        Poll::Ready(Ok((value, Some(work_lock))))
     }
 }
 
 const POLLED_LATE: &str = "a future under a lock polled after it was done";
 
-impl<W> Scoped<W, ()> {
+impl<W> LockedWork<W, ()> {
     /// Polls work that yields items, whatever it calls them. The lock is released at their end.
     pub(crate) fn poll_items<F, I>(
         self: Pin<&mut Self>,
@@ -212,7 +212,7 @@ impl<W> Scoped<W, ()> {
     }
 }
 
-impl<W: Stream> Scoped<W, ()> {
+impl<W: Stream> LockedWork<W, ()> {
     pub(super) fn poll_next<F>(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -230,7 +230,7 @@ impl<W: Stream> Scoped<W, ()> {
         }
         let most = match &self.work {
             Some(work) => work.size_hint().1,
-            None if self.scope.is_releasing() => Some(0),
+            None if self.work_lock.is_releasing() => Some(0),
             None => None,
         };
         // One more: an error of the lock.

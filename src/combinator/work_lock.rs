@@ -17,17 +17,17 @@ use crate::handle::reentrancy::FrameGuard;
 /// A lock around some work, from the wait for it to its release. In whatever state it is dropped,
 /// its fields leave nothing held.
 #[derive(Debug)]
-pub(crate) struct Scope {
+pub(crate) struct WorkLock {
     on_lost: OnLost,
     /// Whether the lock's `on_finish` is only for work that succeeds: until then the key is to be released.
     is_conditional: bool,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
-    state: State,
+    state: LockState,
 }
 
 #[derive(Debug)]
-enum State {
+enum LockState {
     Acquiring(Acquiring),
     Holding {
         lease: Lease,
@@ -59,25 +59,25 @@ pub(crate) struct ScopeGuard<'a> {
     _entered: Entered<'a>,
 }
 
-impl Scope {
+impl WorkLock {
     pub(crate) fn new(mut options: LockOptions) -> Self {
         options.is_scoped = true;
         Self {
             on_lost: options.on_lost,
             is_conditional: false,
             place: options.place(),
-            state: State::Acquiring(Acquiring::new(options)),
+            state: LockState::Acquiring(Acquiring::new(options)),
         }
     }
 
-    /// What a scope leaves behind that goes elsewhere.
+    /// What a work_lock leaves behind that goes elsewhere.
     #[cfg(feature = "http")]
     pub(crate) fn done() -> Self {
         Self {
             on_lost: OnLost::default(),
             is_conditional: false,
             place: Location::caller(),
-            state: State::Done,
+            state: LockState::Done,
         }
     }
 
@@ -85,15 +85,15 @@ impl Scope {
     pub(crate) fn make_conditional(&mut self) {
         self.is_conditional = true;
         match &mut self.state {
-            State::Acquiring(acquiring) => acquiring.make_conditional(),
-            State::Holding { lease, .. } => self.is_conditional = lease.make_conditional(),
-            State::Releasing { .. } | State::Done => {}
+            LockState::Acquiring(acquiring) => acquiring.make_conditional(),
+            LockState::Holding { lease, .. } => self.is_conditional = lease.make_conditional(),
+            LockState::Releasing { .. } | LockState::Done => {}
         }
     }
 
     /// The work has succeeded.
     pub(crate) fn succeeded(&mut self) {
-        if let State::Holding { lease, .. } = &self.state
+        if let LockState::Holding { lease, .. } = &self.state
             && self.is_conditional
         {
             lease.succeed();
@@ -101,15 +101,15 @@ impl Scope {
     }
 
     pub(crate) fn is_done(&self) -> bool {
-        matches!(self.state, State::Done)
+        matches!(self.state, LockState::Done)
     }
 
     pub(crate) fn is_acquiring(&self) -> bool {
-        matches!(self.state, State::Acquiring(_))
+        matches!(self.state, LockState::Acquiring(_))
     }
 
     pub(crate) fn is_releasing(&self) -> bool {
-        matches!(self.state, State::Releasing { .. })
+        matches!(self.state, LockState::Releasing { .. })
     }
 
     /// Waits for the lock.
@@ -117,7 +117,7 @@ impl Scope {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<LeaseView, LockError>> {
-        let State::Acquiring(acquiring) = &mut self.state else {
+        let LockState::Acquiring(acquiring) = &mut self.state else {
             unreachable!("the caller has checked that it is acquiring");
         };
         let lease = ready!(acquiring.poll(cx))?;
@@ -130,17 +130,17 @@ impl Scope {
         let mode = (mode != Mode::Exclusive).then(|| tracing::field::display(mode));
         let (key, token) = (lease.key(), view.told_token().get());
         let span = WorkSpan(tracing::info_span!("lock", key, token, mode));
-        self.state = State::Holding { lease, lost, span };
+        self.state = LockState::Holding { lease, lost, span };
         Poll::Ready(Ok(view))
     }
 
     /// Fails if the work must stop: to be called before each poll of the work, and when it has
     /// completed. Otherwise the task is woken when the lease is lost.
     ///
-    /// After an error the caller drops the work and then [ends](Self::end) the scope, so that the
+    /// After an error the caller drops the work and then [ends](Self::end) the work_lock, so that the
     /// work's destructors run before the lock is given back.
     pub(crate) fn check(&mut self, cx: &mut Context<'_>) -> Result<(), LockError> {
-        let State::Holding { lost, .. } = &mut self.state else {
+        let LockState::Holding { lost, .. } = &mut self.state else {
             return Ok(());
         };
         let Some(Poll::Ready(loss)) = lost.as_mut().map(|lost| Pin::new(lost).poll(cx)) else {
@@ -155,7 +155,7 @@ impl Scope {
 
     /// To be kept while the work is polled or dropped.
     pub(crate) fn enter(&self) -> Option<ScopeGuard<'_>> {
-        let State::Holding { lease, span, .. } = &self.state else {
+        let LockState::Holding { lease, span, .. } = &self.state else {
             return None;
         };
         Some(ScopeGuard {
@@ -166,13 +166,15 @@ impl Scope {
 
     /// Gives back in the background whatever is held or waited for.
     pub(crate) fn end(&mut self) {
-        self.state = State::Done;
+        self.state = LockState::Done;
     }
 
-    /// Begins the release, if the lock is held; otherwise [ends](Self::end) the scope.
+    /// Begins the release, if the lock is held; otherwise [ends](Self::end) the work_lock.
     pub(crate) fn release(&mut self) {
-        if let State::Holding { lease, .. } = std::mem::replace(&mut self.state, State::Done) {
-            self.state = State::Releasing {
+        if let LockState::Holding { lease, .. } =
+            std::mem::replace(&mut self.state, LockState::Done)
+        {
+            self.state = LockState::Releasing {
                 timeout: lease.engine().settings.response_timeout,
                 release: lease.finish(),
                 timer: None,
@@ -183,7 +185,7 @@ impl Scope {
     /// Waits until the release is confirmed, for one response time-out at most: after that it goes
     /// on in the background. The error is a loss that the release has found.
     pub(crate) fn poll_release(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), LockError>> {
-        let State::Releasing {
+        let LockState::Releasing {
             release,
             timeout,
             timer,
@@ -197,7 +199,7 @@ impl Scope {
             released = timer.as_mut().poll(cx).map(Ok);
         }
         let released = ready!(released);
-        self.state = State::Done;
+        self.state = LockState::Done;
         Poll::Ready(match released {
             Err(error) if error.is_lost() && self.on_lost == OnLost::Stop => Err(error),
             // The lease was valid until the work completed. A store that could not be told, or a

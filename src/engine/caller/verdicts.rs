@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::State;
+use super::CallerState;
 use crate::base::clock::Moment;
 use crate::base::{Holder, Token};
 use crate::engine::callbacks::Callbacks;
@@ -12,7 +12,7 @@ use crate::engine::phase::{EndMode, Phase};
 use crate::observe::LockEvent;
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
 
-impl State {
+impl CallerState {
     /// The phase that follows a wait.
     pub(super) fn after_wait(
         &mut self,

@@ -21,7 +21,7 @@ use crate::observe::{LeaseSnapshot, LockEvent, WaiterSnapshot};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterId, WaiterVerdict};
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
-pub(crate) struct WaiterState {
+pub(crate) struct Caller {
     key: Arc<str>,
     mode: Mode,
     /// The number of its latest arrival, 0 before the first. Written under the engine's lock.
@@ -37,7 +37,7 @@ pub(crate) struct WaiterState {
     /// What is cancelled when the lease is lost.
     #[cfg(feature = "tokio-util")]
     pub(crate) cancellation: std::sync::OnceLock<crate::engine::Cancellation>,
-    state: Mutex<State>,
+    state: Mutex<CallerState>,
 }
 
 struct Origin {
@@ -59,7 +59,7 @@ impl CurrentTask {
     }
 }
 
-struct State {
+struct CallerState {
     phase: Phase,
     /// Woken at the next verdict. It is the caller's, and later that of its release.
     waker: Option<Waker>,
@@ -90,11 +90,11 @@ struct State {
 
 /// Leases that are released when one of their group is not acquired, or is lost: also if nobody polls the group (M9, H4).
 pub(super) struct Peers {
-    callers: Vec<Weak<WaiterState>>,
+    callers: Vec<Weak<Caller>>,
     on_finish: OnFinish,
 }
 
-impl WaiterState {
+impl Caller {
     /// `behind`: the leases of its group that were acquired before. They are released if its wait ends in vain, or if it
     /// loses its turn (W4).
     pub(crate) fn new(key: Arc<str>, mode: Mode, behind: &[Arc<Self>]) -> Self {
@@ -108,7 +108,7 @@ impl WaiterState {
             origin: None,
             #[cfg(feature = "tokio-util")]
             cancellation: std::sync::OnceLock::new(),
-            state: Mutex::new(State {
+            state: Mutex::new(CallerState {
                 phase: Phase::Waiting,
                 waker: None,
                 watchers: Vec::new(),
@@ -340,13 +340,13 @@ impl WaiterState {
 
     /// The caller takes the lease. Another task may hold it from here on. So the waker is returned, to be
     /// dropped when nothing is locked: it may be all that keeps the acquiring task alive.
-    pub(super) fn take_lease(
+    pub(super) fn begin_lease(
         &self,
         now: Moment,
         events: &EventBus,
     ) -> Option<(Token, Option<Waker>)> {
         let mut state = self.lock();
-        let token = state.take_lease(self, now, events)?;
+        let token = state.begin_lease(self, now, events)?;
         Some((token, state.waker.take()))
     }
 
@@ -479,7 +479,7 @@ impl WaiterState {
         if !state.is_arriving || state.is_first_of_several {
             return None;
         }
-        state.take_lease(self, now, events)?;
+        state.begin_lease(self, now, events)?;
         self.id()
     }
 
@@ -501,13 +501,13 @@ impl WaiterState {
         self.tell(verdict, now, events, callbacks);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CallerState> {
         // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for WaiterState {
+impl Drop for Caller {
     fn drop(&mut self) {
         let state = self.state.get_mut();
         let state = state.unwrap_or_else(PoisonError::into_inner);
@@ -517,13 +517,13 @@ impl Drop for WaiterState {
 }
 
 impl Peers {
-    pub(super) fn of(callers: &[Arc<WaiterState>], on_finish: OnFinish) -> Option<Arc<Self>> {
+    pub(super) fn of(callers: &[Arc<Caller>], on_finish: OnFinish) -> Option<Arc<Self>> {
         let callers: Vec<_> = callers.iter().map(Arc::downgrade).collect();
         (!callers.is_empty()).then(|| Arc::new(Self { callers, on_finish }))
     }
 }
 
-impl State {
+impl CallerState {
     /// The phase, as those see it who share the lease.
     fn told_phase(&self) -> Phase {
         match self.phase {
@@ -536,12 +536,7 @@ impl State {
     }
 
     /// It takes the lease, if it was granted one.
-    fn take_lease(
-        &mut self,
-        caller: &WaiterState,
-        now: Moment,
-        events: &EventBus,
-    ) -> Option<Token> {
+    fn begin_lease(&mut self, caller: &Caller, now: Moment, events: &EventBus) -> Option<Token> {
         let Phase::Granted { token } = self.phase else {
             return None;
         };
@@ -595,9 +590,9 @@ impl Watcher {
     }
 }
 
-impl fmt::Debug for WaiterState {
+impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaiterState")
+        f.debug_struct("Caller")
             .field("key", self.key())
             .field("phase", &self.phase())
             .finish_non_exhaustive()
@@ -611,7 +606,7 @@ mod tests {
     /// A loop that selects on `lost()` makes a watcher in each turn.
     #[test]
     fn watchers_that_are_gone_take_no_room() {
-        let caller = WaiterState::new("k".into(), Mode::Exclusive, &[]);
+        let caller = Caller::new("k".into(), Mode::Exclusive, &[]);
         let stays = caller.watch(false);
         for _ in 0..1000 {
             drop(caller.watch(false));
