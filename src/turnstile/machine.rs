@@ -17,7 +17,7 @@ use self::acquisition::{Acquisition, Footprint};
 use self::pending::{Ending, PendingOp};
 use self::transitions::{KeyState, TenureEnd};
 use super::ids::EventCx;
-use super::tenure::{LocalLease, LostLease, Tenure};
+use super::tenure::{HolderVerdict, LocalLease, LostLease, Tenure};
 use super::time::{Point, deadline};
 use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Adopter, Patience, Request, WaitQueue, WaiterId};
@@ -500,7 +500,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.wake_waiter(caller, WaiterVerdict::Refused(refusal));
     }
 
-    fn wake_holder(&mut self, verdict: Option<(Caller, LeaseVerdict)>) {
+    fn wake_holder(&mut self, verdict: HolderVerdict<Caller>) {
         if let Some((caller, verdict)) = verdict {
             self.effect(Effect::Wake(caller, Verdict::Lease(verdict)));
         }

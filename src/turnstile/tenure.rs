@@ -41,7 +41,7 @@ fn with_others(at: Point, ttl: Duration) -> Point {
 }
 
 /// A verdict for the holder, if there is one.
-type HolderVerdict<Caller> = Option<(Caller, LeaseVerdict)>;
+pub(super) type HolderVerdict<Caller> = Option<(Caller, LeaseVerdict)>;
 
 /// A lease that was lost, if there was one, and why.
 pub(super) type LostLease<Caller> = Option<(LocalLease<Caller>, LossCause)>;

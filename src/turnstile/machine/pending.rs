@@ -89,7 +89,7 @@ impl<Caller> PendingOp<Caller> {
     }
 
     /// The op to send.
-    fn to_send(&mut self, now: Point) -> Op {
+    fn op_to_send(&mut self, now: Point) -> Op {
         if let Some(kept_until) = self.kept_until {
             // Counted anew each time that it is sent. A key whose time is over is released.
             let (owner, left) = (self.op.owner(), kept_until.since(now));
@@ -152,7 +152,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
         let first = self.pending.front_mut().expect("the caller looked");
         let asks = first.is_yield().then_some(Footprint::Ticket);
-        let op = first.to_send(now);
+        let op = first.op_to_send(now);
         self.send_op(now, op, asks, true);
     }
 

@@ -1,10 +1,10 @@
-//! The states of a turnstile, and all the transitions between them. No other file can make one.
+//! The states of a turnstile, and all the transitions between them. No other file changes the state.
 //!
 //! | from | to | by | because |
 //! |---|---|---|---|
 //! | `Idle` | `Acquiring` | `begin_acquisition` | a caller wants the key |
 //! | `Acquiring` | `Held` | `become_held` | the store gave us the key |
-//! | `Acquiring` | `Idle` | `abandon` | nobody wants the key under this owner any more |
+//! | `Acquiring` | `Idle` | `abandon` | nobody wants the key, or not under this owner |
 //! | `Held` | `Idle` | `end_tenure` | the key is released, kept, left to expire, or lost |
 //! | `Held` | `Acquiring` | `end_tenure` | the key is yielded, and our waiters queue again |
 
@@ -107,9 +107,10 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Ends an acquisition that is not needed, and removes it from the store.
     pub(super) fn abandon(&mut self, cx: &EventCx<'_>) {
-        if let State::Acquiring(acquisition) = &self.state.0
-            && let Some((op, lasts)) = acquisition.settlement()
-        {
+        let State::Acquiring(acquisition) = &self.state.0 else {
+            return;
+        };
+        if let Some((op, lasts)) = acquisition.settlement() {
             // O5: if no answer came, the store may still do the last op for as long as that.
             let until = cx.at() + cx.ids.rules.response_timeout + lasts;
             self.pending.push_back(PendingOp::new(op, None, until));
