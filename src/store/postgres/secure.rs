@@ -16,9 +16,8 @@ use tokio_util::either::Either;
 
 use super::fault::{Address, Fault};
 use super::socket::{Destination, Site, Socket};
-use crate::store::tls;
 #[cfg(feature = "tls-rustls")]
-use crate::store::tls::Tls;
+use crate::store::tls::{self, Tls};
 
 /// How connections are secured.
 #[derive(Clone)]
