@@ -279,7 +279,7 @@ impl Campaign {
     pub fn resign(self) -> Resign {
         let mut work_lock = self.work_lock;
         work_lock.release();
-        // A lead that was lost before need not be given up. Dropped early, the work_lock releases it as well.
+        // A lead that was lost before need not be given up. Dropped early, the lock releases it as well.
         Resign::new(async move { drop(poll_fn(|cx| work_lock.poll_release(cx)).await) })
     }
 

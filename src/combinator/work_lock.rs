@@ -70,7 +70,7 @@ impl WorkLock {
         }
     }
 
-    /// What a work_lock leaves behind that goes elsewhere.
+    /// Put in the place of a lock that is moved out.
     #[cfg(feature = "http")]
     pub(crate) fn done() -> Self {
         Self {
@@ -137,7 +137,7 @@ impl WorkLock {
     /// Fails if the work must stop: to be called before each poll of the work, and when it has
     /// completed. Otherwise the task is woken when the lease is lost.
     ///
-    /// After an error the caller drops the work and then [ends](Self::end) the work_lock, so that the
+    /// After an error the caller drops the work and then [ends](Self::end) the lock, so that the
     /// work's destructors run before the lock is given back.
     pub(crate) fn check(&mut self, cx: &mut Context<'_>) -> Result<(), LockError> {
         let LockState::Holding { lost, .. } = &mut self.state else {
@@ -169,7 +169,7 @@ impl WorkLock {
         self.state = LockState::Done;
     }
 
-    /// Begins the release, if the lock is held; otherwise [ends](Self::end) the work_lock.
+    /// Begins the release, if the lock is held; otherwise [ends](Self::end) the lock.
     pub(crate) fn release(&mut self) {
         if let LockState::Holding { lease, .. } =
             std::mem::replace(&mut self.state, LockState::Done)

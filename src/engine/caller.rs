@@ -61,13 +61,13 @@ impl CurrentTask {
 
 struct CallerState {
     phase: Phase,
-    /// Woken at the next verdict. It is the caller's, and later that of its release.
+    /// Woken at the next verdict: that of the acquiring future, and after a release that of the future that awaits it.
     waker: Option<Waker>,
     /// Watches for the end of a held lease before its holder releases it, in the order in which they came.
     watchers: Vec<Watcher>,
     /// The first of its ids, which events and snapshots show.
     waiter: u64,
-    /// When it first entered the queue; once it has taken a lease: when it took it.
+    /// When its present stage began: its wait, or its lease.
     since: Moment,
     /// How it ended its lease.
     end_mode: EndMode,
@@ -78,7 +78,7 @@ struct CallerState {
     /// Whether the poll in which it arrived is going on: it then takes the key as soon as it is granted.
     is_arriving: bool,
     /// Whether it must be polled once more before it takes the key.
-    is_first_of_several: bool,
+    needs_another_poll: bool,
     /// The leases of its group, if it is one of several keys.
     peers: Option<Arc<Peers>>,
     /// Whether the guard of its group is gone. Those who still share the lease hold this key alone.
@@ -118,7 +118,7 @@ impl Caller {
                 repeats: None,
                 closing: false,
                 is_arriving: false,
-                is_first_of_several: false,
+                needs_another_poll: false,
                 peers: Peers::of(behind, OnFinish::Release),
                 has_left_group: false,
                 is_forfeited: false,
@@ -169,7 +169,7 @@ impl Caller {
         let clone = waker.clone();
         let mut state = self.lock();
         if matches!(state.phase, Phase::Granted { .. })
-            && std::mem::take(&mut state.is_first_of_several)
+            && std::mem::take(&mut state.needs_another_poll)
         {
             drop(state);
             waker.wake_by_ref();
@@ -476,7 +476,7 @@ impl Caller {
             state.phase = phase;
             callbacks.wakers.extend(state.waker.take());
         }
-        if !state.is_arriving || state.is_first_of_several {
+        if !state.is_arriving || state.needs_another_poll {
             return None;
         }
         state.begin_lease(self, now, events)?;

@@ -583,7 +583,7 @@ impl Engine {
             state.armed = next;
             (is_more_due, next, next.and(state.session.clone()))
         });
-        deferred.earlier = false;
+        deferred.wakes_timer = false;
         self.deliver(&mut deferred);
         let log_due = self.lease_log.sum_up(Instant::now());
         let Some((is_more_due, next, session)) = due else {

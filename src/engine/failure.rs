@@ -85,8 +85,8 @@ impl Engine {
         deferred.sends = Default::default();
         deferred.policies = Default::default();
         deferred.session = None;
-        deferred.idle = true;
-        deferred.kept = state.keep_alive.take();
+        deferred.became_idle = true;
+        deferred.released_engine = state.keep_alive.take();
         deferred.remains = Some(Box::new(Remains {
             dropped,
             entries,

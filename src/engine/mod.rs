@@ -1,4 +1,4 @@
-//! The only place with tasks and timers above the stores.
+//! The tasks of a registry above the stores, and the timers of its keys.
 //!
 //! An event is a caller's poll, a reply, a push or a timeout. Its thread locks the registry's state, feeds the key's
 //! turnstile, and applies the verdicts to the callers, in order. Then it unlocks the state, sends operations and wakes
@@ -11,7 +11,7 @@
 //! | `state.rs` | the state under the lock: one entry for each key in use |
 //! | `store_events.rs` | what the store reports |
 //! | `timer.rs` | the one timer task of a registry |
-//! | `caller.rs` | one caller, shared between its future and the engine |
+//! | `caller.rs`, `caller/verdicts.rs` | one caller, shared between its future and the engine, and what a verdict changes |
 //! | `phase.rs` | how far a caller has come |
 //! | `callbacks.rs` | the user's code that runs after a change |
 //! | `lease_log.rs` | the warnings about leases |

@@ -98,10 +98,14 @@ pub(super) struct Deferred {
     /// A caller arrived: the session's tasks must run.
     pub(super) arrived: bool,
     pub(super) session: Option<Arc<dyn Session>>,
-    pub(super) earlier: bool,
-    pub(super) waits: bool,
-    pub(super) idle: bool,
-    pub(super) kept: Option<Arc<Engine>>,
+    /// The next timeout is earlier than the one that the timer sleeps for.
+    pub(super) wakes_timer: bool,
+    /// There is a timeout.
+    pub(super) needs_timer: bool,
+    /// No key is in use any more.
+    pub(super) became_idle: bool,
+    /// What kept the engine alive until its last release: dropped once the state is unlocked.
+    pub(super) released_engine: Option<Arc<Engine>>,
     pub(super) remains: Option<Box<Remains>>,
 }
 

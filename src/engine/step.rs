@@ -66,16 +66,16 @@ impl Engine {
         }
         let first = state.timeouts.first().map(|(moment, _)| *moment);
         // The timer task must also run while an op is in flight. It handles ops that the session drops.
-        deferred.waits = first.is_some() || !deferred.sends.is_empty();
+        deferred.needs_timer = first.is_some() || !deferred.sends.is_empty();
         if let Some(first) = first
             && state.armed.is_none_or(|armed| first < armed)
         {
             state.armed = Some(first);
-            deferred.earlier = true;
+            deferred.wakes_timer = true;
         }
         if state.entries.is_empty() {
-            deferred.idle = true;
-            deferred.kept = state.keep_alive.take();
+            deferred.became_idle = true;
+            deferred.released_engine = state.keep_alive.take();
             if state.closed {
                 // Also if nobody awaited the shutdown to its end.
                 self.events.end();
@@ -112,10 +112,10 @@ impl Engine {
     }
 
     pub(super) fn deliver_once(&self, deferred: &mut Deferred) {
-        if deferred.waits {
+        if deferred.needs_timer {
             self.view_context.ensure_timer();
         }
-        if deferred.earlier {
+        if deferred.wakes_timer {
             self.view_context.timer.wake();
         }
         if let Some(session) = deferred.session.take() {
@@ -135,11 +135,11 @@ impl Engine {
         if let Some(failure) = remains.as_ref().and_then(|it| it.failure.as_ref()) {
             log!(error, "internal error, registry closed: {failure}");
         }
-        if deferred.idle {
+        if deferred.became_idle {
             self.tell_idle();
         }
         self.events.flush();
-        drop(deferred.kept.take());
+        drop(deferred.released_engine.take());
         if let Some(remains) = remains {
             user_code::discard((remains.dropped, remains.entries, remains.session));
         }

@@ -1,4 +1,4 @@
-//! Where leases live: in memory, on a Redis or Valkey server or cluster, or on a majority of several.
+//! Where leases live: in memory, on a Redis or Valkey server or cluster, in PostgreSQL, or on a majority of several servers.
 //!
 //! | store | for |
 //! |---|---|
@@ -75,7 +75,7 @@ pub use self::redis::{RedisStore, RedisStoreBuilder};
 
 /// A place where leases are stored.
 ///
-/// Sealed: its operations may still change. Implemented by [`MemoryStore`], [`RedisStore`], [`QuorumStore`], and an
+/// Sealed: its operations may still change. Implemented by [`MemoryStore`], [`RedisStore`], `PostgresStore`, [`QuorumStore`], and an
 /// [`Arc`] of any of them (also of `dyn LockStore`).
 pub trait LockStore: Debug + Send + Sync + 'static + sealed::Sealed {
     /// Opens one registry's session. Does no I/O before [`contract::Session::start`].

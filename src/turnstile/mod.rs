@@ -4,7 +4,7 @@
 //! with [`Turnstile::next_effect`] after each, and [`Turnstile::next_timeout`] says when to call
 //! [`Turnstile::tick`] at the latest. It keeps:
 //!
-//! - **I1** For each key and registry: at most one tenure, and at most one lease in it.
+//! - **I1** at most one tenure, and at most one lease in it. Each reader and each permit has a turnstile of its own;
 //! - **I2** one op in flight (O2), renewals excepted; pending operations go before new requests;
 //! - **I3** an owner is never revived (O1): a grant for a retired owner is released or ignored;
 //! - **I4** a lease's deadline is never later than what is proved on our own clock (D1, D2);
@@ -13,8 +13,8 @@
 //!   flight, a tenure, or a timeout;
 //! - **I7** nothing is sent for an owner whose key was left in the store, and nothing gives it back.
 //!
-//! docs/protocol.md defines the rules: O owners, S scripts, D deadlines, W waiting, K keys, F fence, G load, I
-//! invariants.
+//! docs/protocol.md defines the rules: O owners, S scripts, D deadlines, W waiting, K keys, F fence, G load, H
+//! handles, M modes, I invariants.
 //!
 //! | file | contents |
 //! |---|---|

@@ -209,7 +209,7 @@ impl<Caller> LocalLease<Caller> {
         let next = now + self.ttl / 3;
         self.renew_at = match self.renewals {
             0 => None,
-            // G5: those that met now meet again.
+            // G5: leases that are renewed together now are renewed together the next time.
             u32::MAX if cx.leases >= FEW => Some(with_others(next, self.ttl)),
             _ => Some(next),
         };

@@ -16,12 +16,12 @@ pub(crate) enum Verdict {
 /// For a waiter.
 #[derive(Clone, Debug)]
 pub(crate) enum WaiterVerdict {
-    /// The waiter has the key, if it takes it in time (W4). `is_first_of_several`: the tenure begins with this turn, may
+    /// The waiter has the key, if it takes it in time (W4). `needs_another_poll`: the tenure begins with this turn, may
     /// be passed on, and others wait.
     Granted {
         token: Token,
         deadline: Moment,
-        is_first_of_several: bool,
+        needs_another_poll: bool,
     },
     /// The grant ended before the caller took it. The usual cause: nobody polled the caller (W4). It may queue again.
     TurnLost,

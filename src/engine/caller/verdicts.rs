@@ -28,9 +28,9 @@ impl CallerState {
             WaiterVerdict::Granted {
                 token,
                 deadline,
-                is_first_of_several,
+                needs_another_poll,
             } => {
-                self.is_first_of_several = is_first_of_several;
+                self.needs_another_poll = needs_another_poll;
                 self.deadline = deadline;
                 Phase::Granted { token }
             }

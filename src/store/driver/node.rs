@@ -72,11 +72,11 @@ pub(super) struct NodeTask<B: Backend> {
     taken: Vec<Request>,
     /// One for each lane.
     windows: Vec<SendWindow<Request>>,
-    /// Sent, and to be sent again then.
+    /// Requests that the server put off, and when they are sent again.
     delayed: Vec<(Instant, Request)>,
     /// While there is one.
     connection: Option<Connection<B::Link>>,
-    /// Of the connection that ended with calls in flight.
+    /// The trace of the last connection, if that ended with calls in flight.
     predecessor: Option<<B::Link as Link>::Trace>,
     /// Whether a connection was made.
     has_connected: bool,

@@ -45,8 +45,8 @@ pub(super) struct Shared<B: Backend> {
     hasher: RandomState,
     /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
-    /// Whether a connection to a server is the first, or the first after a time without use: then a caller waits for it.
-    /// No attempt has failed yet.
+    /// Until the first attempt to connect has ended since a server came into use. While it is true, a caller waits for the
+    /// time to connect, too.
     is_first: AtomicBool,
     /// True when the session was dropped.
     closing: watch::Sender<bool>,

@@ -50,7 +50,7 @@ pub(super) struct Acquisition {
     busy_until: Point,
     /// The caller that adopts a lease with it. `None`: it is for the wait queue.
     adopter: Option<WaiterId>,
-    /// How many tenures in a row no other registry will have wanted the key, if a yield gives it the key.
+    /// What [`Win::uncontended`] is if our yield wins the key straight back.
     uncontended: u8,
     /// Whether the store may have had a ticket of it: then a grant may be on the way.
     had_ticket: bool,

@@ -72,7 +72,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         let verdict = WaiterVerdict::Granted {
             token,
             deadline: deadline.moment(),
-            is_first_of_several: !token.is_passed()
+            needs_another_poll: !token.is_passed()
                 && cx.ids.rules.local_passes > 0
                 && self.waiters.has_patient(),
         };

@@ -461,12 +461,8 @@ impl Harness {
             WaiterVerdict::Granted {
                 token,
                 deadline,
-                is_first_of_several,
-            } => (
-                token.get(),
-                deadline.as_micros() as u64,
-                is_first_of_several,
-            ),
+                needs_another_poll,
+            } => (token.get(), deadline.as_micros() as u64, needs_another_poll),
             other => panic!("{caller} was to be granted, not told {other:?}"),
         }
     }

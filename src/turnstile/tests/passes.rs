@@ -87,7 +87,7 @@ fn f4_a_fixed_lease_whose_token_was_seen_ends_its_tenure() {
 /// has it by a pass does.
 #[test]
 fn only_the_first_of_several_turns_leads() {
-    let is_first_of_several = |passes: u32, behind: &[super::harness::Wish]| {
+    let needs_another_poll = |passes: u32, behind: &[super::harness::Wish]| {
         let rules = Rules {
             local_passes: passes,
             ..rules()
@@ -99,10 +99,10 @@ fn only_the_first_of_several_turns_leads() {
             harness.arrive("b", *wish);
         }
         harness.reply(&op, Outcome::Won { epoch: 5 });
-        let (_, _, is_first_of_several) = harness.granted_leading("a");
-        (harness, a, is_first_of_several)
+        let (_, _, needs_another_poll) = harness.granted_leading("a");
+        (harness, a, needs_another_poll)
     };
-    let (mut harness, a, first) = is_first_of_several(16, &[fixed(1000); 2]);
+    let (mut harness, a, first) = needs_another_poll(16, &[fixed(1000); 2]);
     assert!(first, "two stand behind it");
     assert!(harness.take(a));
     harness.finish(a);
@@ -110,13 +110,13 @@ fn only_the_first_of_several_turns_leads() {
     assert_eq!(token, 5 * 64 + 1);
     assert!(!passed, "one more stands behind it, but it was passed to");
 
-    assert!(!is_first_of_several(16, &[]).2, "nobody stands behind it");
+    assert!(!needs_another_poll(16, &[]).2, "nobody stands behind it");
     assert!(
-        !is_first_of_several(0, &[fixed(1000); 2]).2,
+        !needs_another_poll(0, &[fixed(1000); 2]).2,
         "there are no passes"
     );
     assert!(
-        !is_first_of_several(16, &[fixed(1000).once()]).2,
+        !needs_another_poll(16, &[fixed(1000).once()]).2,
         "who does not stand is refused"
     );
 }

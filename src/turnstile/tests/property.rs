@@ -287,12 +287,12 @@ impl Bench {
                 Verdict::Waiter(WaiterVerdict::Granted {
                     token,
                     deadline,
-                    is_first_of_several,
+                    needs_another_poll,
                 }),
                 Stage::Waiting,
             ) => {
                 assert!(
-                    !is_first_of_several || !token.is_passed(),
+                    !needs_another_poll || !token.is_passed(),
                     "{token} is a pass"
                 );
                 assert!(token.get() > self.last_token, "F2: {token}");
