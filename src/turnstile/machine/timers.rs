@@ -35,36 +35,29 @@ pub(super) enum Timer {
     Ask,
 }
 
-impl Timer {
-    /// What expires, in the order in which it is handled. Each may end what would be due after it.
-    const EXPIRIES: [Self; 8] = [
-        Self::WaitEnds,
-        Self::AdoptionEnds,
-        Self::EndingFails,
-        Self::PendingExpires,
-        Self::TenureEnds,
-        Self::LeaseEnds,
-        Self::TurnLost,
-        Self::GraceEnds,
-    ];
-    /// `advance_time` looks at the renewals, and `schedule` at what is sent.
-    const OTHERS: [Self; 4] = [
-        Self::RenewalLate,
-        Self::RenewalDue,
-        Self::SendPending,
-        Self::Ask,
-    ];
-}
-
 impl<Caller: Clone> Turnstile<Caller> {
     /// When to call [`tick`](Self::tick) at the latest.
     pub(crate) fn next_timeout(&self) -> Option<Moment> {
-        let timers = Timer::EXPIRIES.into_iter().chain(Timer::OTHERS);
-        let points = timers.filter_map(|timer| self.due_at(timer));
-        points.min().map(Point::moment)
+        // Each look at a timer is inlined: a loop over a list took a tenth of the time of an acquisition.
+        let points = [
+            self.due_at(Timer::WaitEnds),
+            self.due_at(Timer::AdoptionEnds),
+            self.due_at(Timer::EndingFails),
+            self.due_at(Timer::PendingExpires),
+            self.due_at(Timer::TenureEnds),
+            self.due_at(Timer::LeaseEnds),
+            self.due_at(Timer::TurnLost),
+            self.due_at(Timer::GraceEnds),
+            self.due_at(Timer::RenewalLate),
+            self.due_at(Timer::RenewalDue),
+            self.due_at(Timer::SendPending),
+            self.due_at(Timer::Ask),
+        ];
+        points.into_iter().flatten().min().map(Point::moment)
     }
 
     /// When a timer is due, if it runs.
+    #[inline(always)]
     fn due_at(&self, timer: Timer) -> Option<Point> {
         let may_send = self.in_flight.is_none() && !self.down;
         let tenure = self.state.tenure();
@@ -93,6 +86,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn is_due(&self, timer: Timer, now: Point) -> bool {
         self.due_at(timer).is_some_and(|at| at <= now)
     }
@@ -115,16 +109,27 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// Expires what is over. Where a lease ends, this is called instead of [`advance_time`](Self::advance_time): it needs
     /// no renewal.
     pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
-        for timer in Timer::EXPIRIES {
-            self.handle_if_due(cx, timer);
+        // Each may end what would be due after it.
+        self.handle_if_due(cx, Timer::WaitEnds);
+        self.handle_if_due(cx, Timer::AdoptionEnds);
+        self.handle_if_due(cx, Timer::EndingFails);
+        self.handle_if_due(cx, Timer::PendingExpires);
+        self.handle_if_due(cx, Timer::TenureEnds);
+        self.handle_if_due(cx, Timer::LeaseEnds);
+        self.handle_if_due(cx, Timer::TurnLost);
+        self.handle_if_due(cx, Timer::GraceEnds);
+    }
+
+    #[inline(always)]
+    fn handle_if_due(&mut self, cx: &mut EventCx<'_>, timer: Timer) {
+        if self.is_due(timer, cx.at()) {
+            self.handle(cx, timer);
         }
     }
 
-    fn handle_if_due(&mut self, cx: &mut EventCx<'_>, timer: Timer) {
+    #[inline(never)]
+    fn handle(&mut self, cx: &mut EventCx<'_>, timer: Timer) {
         let now = cx.at();
-        if !self.is_due(timer, now) {
-            return;
-        }
         match timer {
             Timer::WaitEnds => self.end_waits(now),
             Timer::AdoptionEnds => {
