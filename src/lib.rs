@@ -5,7 +5,7 @@
 //! use futures::TryStreamExt;
 //! use lockstream::prelude::*;
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let locks = LockRegistry::in_memory(); // or LockRegistry::connect("redis://127.0.0.1/").await?
 //!
 //! // a future

@@ -28,7 +28,7 @@ pub enum OnFinish {
     /// It is free, or goes to the next waiter.
     #[default]
     Release,
-    /// It stays in the store until its ttl is over, and is not renewed any more: for a rate limit, or a pause after the
+    /// It stays in the store until its ttl is over, and is not renewed any more: for a [rate limit](crate::Lock::permits), or a pause after the
     /// work. For a job that is done once a period there is [`KeepFor`](Self::KeepFor). Nothing is sent at the end, and
     /// a combinator does not wait for anything.
     ///

@@ -85,7 +85,8 @@ pub enum LockError {
     },
     /// A bare key was locked, but no registry is [installed](crate::LockRegistry::install).
     ///
-    /// Lock `(registry, key)`, or write `registry = …` in `#[with_lock]`.
+    /// Call [`install`](crate::LockRegistry::install) at the start, lock `(&registry, key)`, or write `registry = …` in
+    /// `#[with_lock]`.
     #[error("no registry installed for lock {key:?}")]
     #[non_exhaustive]
     NoRegistry {

@@ -115,6 +115,10 @@ pub trait StreamLockExt: Stream {
     /// Runs this stream under one lease, from the first poll to the stream's end: the lock is held
     /// for the whole stream, not for its first item.
     ///
+    /// **Only what the stream itself polls is stopped at a loss.** The body of a `while let` around it runs on without the
+    /// lease until it asks for the next item. So put the work for each item into the stream:
+    /// `rows.and_then(import).try_with_lock(lock)`.
+    ///
     /// Back-pressure is the stream's own: one item asked for, one item polled. The lease is checked
     /// before each poll, and once more at the end. The end is yielded when the release is confirmed,
     /// after one response time-out at most. A stream that is kept but not polled holds the lock

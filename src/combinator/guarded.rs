@@ -76,7 +76,10 @@ impl<F, W, V> Guarded<F, W, V> {
 
     /// A lock that was busy for the whole wait is no error: a future yields `Ok(None)` then, and a
     /// stream ends empty. Everything else stays an error. The full wait is waited: set
-    /// [`wait(Duration::ZERO)`](crate::Lock::wait) to skip at once.
+    /// [`wait(Duration::ZERO)`](crate::Lock::wait) to skip at once. [`keep_if`](Self::keep_if) goes before it.
+    ///
+    /// Who holds the lock is not told then, and a stream that was skipped looks like an empty one: where that matters,
+    /// match [`LockError::NotAcquired`](crate::LockError::NotAcquired) instead.
     pub fn or_skip(self) -> OrSkip<Self> {
         OrSkip { inner: self }
     }

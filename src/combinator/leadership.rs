@@ -102,6 +102,10 @@ impl Lock {
     /// the work may run several times, in part or completely; protect what it writes with the
     /// fencing token. It campaigns as [`leadership`](Self::leadership) does.
     ///
+    /// `async |lease| …` compiles only if it borrows nothing from outside. Otherwise write `|lease| { …; async move { … } }`,
+    /// and clone what the future needs. To lead one term and end at its loss, use
+    /// [`with_lease`](Self::with_lease) on `lock.renewal(Renewal::watchdog()).wait(Duration::MAX)`.
+    ///
     /// # Errors
     ///
     /// [`LockError::Closed`], [`LockError::NoRegistry`], an invalid key, ttl or setting. Failures of

@@ -294,7 +294,8 @@ impl Lease {
     /// # Ok(()) }
     /// ```
     ///
-    /// [`LockRegistry::adopt`](crate::LockRegistry::adopt) takes it over.
+    /// [`LockRegistry::adopt`](crate::LockRegistry::adopt) takes it over. [`extend`](Self::extend) it before, if the other
+    /// process needs more time than is left: a ttl that `adopt` is given counts from the adoption.
     pub fn detach(self) -> Result<DetachedLease, DetachError> {
         let (view, key) = (&self.view, self.view.whole_key().clone());
         if view.group.is_some() {

@@ -283,6 +283,20 @@ impl Lock {
     /// resize().with_lock(locks.obtain("gpu").permits(4)).await?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// As a rate limit, here five calls a second in all processes: each permit stays taken for its ttl.
+    ///
+    /// ```
+    /// use lockstream::{LockRegistry, OnFinish};
+    /// # async fn call() {}
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// # let locks = LockRegistry::in_memory();
+    /// let second = std::time::Duration::from_secs(1);
+    /// let slot = locks.obtain("api").permits(5).ttl(second).on_finish(OnFinish::LetExpire);
+    /// drop(slot.lease().await?);
+    /// call().await;
+    /// # Ok(()) }
+    /// ```
     pub fn permits(self, limit: u32) -> Self {
         self.permits_of(limit, 1)
     }

@@ -170,8 +170,8 @@ impl LockRegistry {
     /// it.
     ///
     /// The lease is one: its deadline is the earliest of all keys, and the first loss is its loss.
-    /// [`token`](crate::LeaseView::token) is that of the first key, and [`token_of`](crate::LeaseView::token_of) has that
-    /// of each. Its [`key`](Lock::key) is all keys, separated by commas; a comma or a backslash in a key has a
+    /// [`token`](crate::LeaseView::token) is that of the first key **in the order of their bytes**, not as they were given:
+    /// for a write that belongs to one of the keys take [`token_of`](crate::LeaseView::token_of). Its [`key`](Lock::key) is all keys, separated by commas; a comma or a backslash in a key has a
     /// backslash before it, so two groups never have one name. A key that is given twice counts once. Groups are
     /// exclusive, and not [reentrant](Lock::reentrant).
     ///
@@ -436,7 +436,8 @@ impl LockRegistry {
     ///
     /// # Cancel safety
     ///
-    /// It changes nothing, and may be dropped at any time.
+    /// It changes nothing, and may be dropped at any time. With a server that is gone it takes up to the response
+    /// time-out, 1 s: give a probe more time than that (Kubernetes: `timeoutSeconds: 2`), or put a time-out around it.
     ///
     /// # Examples
     ///

@@ -3,6 +3,10 @@ use crate::base::LockError;
 /// What an error of the lock becomes: a response, or an error of the service.
 ///
 /// Closures have it, and [`IntoServiceError`], which is the default of a [`LockLayer`](super::LockLayer).
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` makes nothing of a `LockError` for this service",
+    note = "add `.or_else(|error| …)` to the layer, or implement `From<LockError>` for the service's error"
+)]
 pub trait OnLockError<Response, Error> {
     /// What the caller of the service gets.
     ///
