@@ -441,7 +441,7 @@ impl<B: Backend> NodeTask<B> {
                     (request.is_put_off, request.alone) = (true, true);
                     Some(pause)
                 }
-                Reply::Stale => Some(Duration::ZERO),
+                Reply::Stale if request.is_put_off => Some(Duration::ZERO),
                 _ => None,
             };
             if pause.is_some_and(|pause| request.gives_up(now, pause, within)) {
