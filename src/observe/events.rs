@@ -232,53 +232,36 @@ pub enum LockEvent {
 impl LockEvent {
     /// The name of what is locked, if the event is about a lock.
     pub fn key(&self) -> Option<&str> {
-        match self {
-            Self::Waiting { key, .. }
-            | Self::Acquired { key, .. }
-            | Self::Passed { key, .. }
-            | Self::Renewed { key, .. }
-            | Self::RenewalUnknown { key, .. }
-            | Self::RenewalLate { key, .. }
-            | Self::LastRenewal { key, .. }
-            | Self::Lost { key, .. }
-            | Self::Released { key, .. }
-            | Self::Unreleased { key, .. }
-            | Self::LeftToExpire { key, .. }
-            | Self::Detached { key, .. }
-            | Self::Closed { key, .. }
-            | Self::GaveUp { key, .. }
-            | Self::QueueFull { key, .. }
-            | Self::DroppedWhileHeld { key, .. } => Some(key),
-            Self::StoreDown { .. }
-            | Self::StoreUp { .. }
-            | Self::RuntimeBusy { .. }
-            | Self::Missed { .. } => None,
-        }
+        self.about().0
     }
 
     /// The fencing token, if the event is about a lease.
     pub fn token(&self) -> Option<Token> {
+        self.about().1
+    }
+
+    fn about(&self) -> (Option<&str>, Option<Token>) {
         match self {
-            Self::Acquired { token, .. }
-            | Self::Passed { token, .. }
-            | Self::Renewed { token, .. }
-            | Self::RenewalUnknown { token, .. }
-            | Self::RenewalLate { token, .. }
-            | Self::LastRenewal { token, .. }
-            | Self::Lost { token, .. }
-            | Self::Released { token, .. }
-            | Self::Unreleased { token, .. }
-            | Self::LeftToExpire { token, .. }
-            | Self::Detached { token, .. }
-            | Self::Closed { token, .. }
-            | Self::DroppedWhileHeld { token, .. } => Some(*token),
-            Self::Waiting { .. }
-            | Self::GaveUp { .. }
-            | Self::QueueFull { .. }
-            | Self::StoreDown { .. }
+            Self::Acquired { key, token, .. }
+            | Self::Passed { key, token }
+            | Self::Renewed { key, token, .. }
+            | Self::RenewalUnknown { key, token, .. }
+            | Self::RenewalLate { key, token, .. }
+            | Self::LastRenewal { key, token, .. }
+            | Self::Lost { key, token, .. }
+            | Self::Released { key, token, .. }
+            | Self::Unreleased { key, token, .. }
+            | Self::LeftToExpire { key, token, .. }
+            | Self::Detached { key, token, .. }
+            | Self::Closed { key, token, .. }
+            | Self::DroppedWhileHeld { key, token } => (Some(key), Some(*token)),
+            Self::Waiting { key, .. } | Self::GaveUp { key, .. } | Self::QueueFull { key, .. } => {
+                (Some(key), None)
+            }
+            Self::StoreDown { .. }
             | Self::StoreUp { .. }
             | Self::RuntimeBusy { .. }
-            | Self::Missed { .. } => None,
+            | Self::Missed { .. } => (None, None),
         }
     }
 }
