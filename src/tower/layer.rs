@@ -157,16 +157,20 @@ impl<F> LockLayer<F> {
         F: Fn(&R) -> L,
         L: Into<RequestLock>,
     {
-        Self {
-            lock,
-            on_error: IntoServiceError,
-            on_lease: IgnoreLease,
-            until: PhantomData,
-        }
+        Self::of(lock, IntoServiceError, IgnoreLease)
     }
 }
 
 impl<F, E, H, U> LockLayer<F, E, H, U> {
+    fn of(lock: F, on_error: E, on_lease: H) -> Self {
+        Self {
+            lock,
+            on_error,
+            on_lease,
+            until: PhantomData,
+        }
+    }
+
     /// What the caller of the service gets if the lock fails: a response, or an error.
     ///
     /// The closure is given every error of the lock: [`LockError::NotAcquired`] if others had it for the whole wait, but
@@ -177,12 +181,7 @@ impl<F, E, H, U> LockLayer<F, E, H, U> {
     where
         O: Fn(LockError) -> Result<Response, Error>,
     {
-        LockLayer {
-            lock: self.lock,
-            on_error,
-            on_lease: self.on_lease,
-            until: self.until,
-        }
+        LockLayer::of(self.lock, on_error, self.on_lease)
     }
 
     /// Shows each request its lease before the inner service is called: for requests of any protocol.
@@ -211,12 +210,7 @@ impl<F, E, H, U> LockLayer<F, E, H, U> {
     where
         O: Fn(&mut R, LeaseView),
     {
-        LockLayer {
-            lock: self.lock,
-            on_error: self.on_error,
-            on_lease,
-            until: self.until,
-        }
+        LockLayer::of(self.lock, self.on_error, on_lease)
     }
 
     /// Puts a [`LeaseView`] into the extensions of each HTTP request that has a lock: with the fencing token for what the
@@ -245,12 +239,7 @@ impl<F, E, H, U> LockLayer<F, E, H, U> {
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn lease_in_extensions(self) -> LockLayer<F, E, super::LeaseInExtensions, U> {
-        LockLayer {
-            lock: self.lock,
-            on_error: self.on_error,
-            on_lease: super::LeaseInExtensions,
-            until: self.until,
-        }
+        LockLayer::of(self.lock, self.on_error, super::LeaseInExtensions)
     }
 
     /// Holds the lock until the body of the response has ended, or is dropped: for responses that are streamed.
@@ -294,12 +283,7 @@ impl<F, E, H, U> LockLayer<F, E, H, U> {
     #[cfg(feature = "http")]
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn hold_through_body(self) -> LockLayer<F, E, H, UntilBodyEnd> {
-        LockLayer {
-            lock: self.lock,
-            on_error: self.on_error,
-            on_lease: self.on_lease,
-            until: PhantomData,
-        }
+        LockLayer::of(self.lock, self.on_error, self.on_lease)
     }
 
     pub(super) fn lock<R, L>(&self, request: &R) -> RequestLock
