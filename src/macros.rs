@@ -83,11 +83,7 @@ pub trait SkipOutcome: Outcome {
 
 impl<T, E: From<LockError>> SkipOutcome for Result<Option<T>, E> {
     fn skipped(error: LockError) -> Self {
-        if error.is_not_acquired() {
-            Ok(None)
-        } else {
-            Err(error.into())
-        }
+        Ok(LockError::skip(Err(error))?)
     }
 }
 

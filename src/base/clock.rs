@@ -141,7 +141,7 @@ fn read(clock: ClockId) -> Duration {
 /// one before: since the start it may have shrunk by more than a suspension adds.
 #[cfg(any(target_vendor = "apple", test))]
 fn jumps(counting: impl Fn() -> Duration, awake: impl Fn() -> Duration) -> impl Fn() -> Duration {
-    use std::sync::{Mutex, PoisonError};
+    use crate::base::mutex::Mutex;
 
     let ahead = move || {
         // Readings that a thread was put aside between say nothing: the next look will tell.
@@ -153,7 +153,7 @@ fn jumps(counting: impl Fn() -> Duration, awake: impl Fn() -> Duration) -> impl 
     };
     let seen = Mutex::new((ahead(), Duration::ZERO));
     move || {
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = seen.lock();
         let (last, suspended) = &mut *seen;
         if let Some(ahead) = ahead() {
             let gained = ahead - *last.get_or_insert(ahead);

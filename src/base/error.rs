@@ -185,6 +185,14 @@ impl LockError {
         matches!(self, Self::NotAcquired { .. })
     }
 
+    /// A lock that others held for the whole wait is no error.
+    pub(crate) fn skip<T>(outcome: Result<T, Self>) -> Result<Option<T>, Self> {
+        match outcome {
+            Err(error) if error.is_not_acquired() => Ok(None),
+            outcome => outcome.map(Some),
+        }
+    }
+
     /// Whether the lease was lost while its work ran.
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })

@@ -97,13 +97,17 @@ impl Holder {
     }
 }
 
+/// The instance and the sequence of an owner, `<instance>:<sequence>`. `None`: it is of another program.
+pub(crate) fn parts_of(owner: &str) -> Option<(&str, &str)> {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
+    let parts = owner.rsplit_once(':');
+    parts.filter(|(instance, sequence)| !instance.is_empty() && is_number(sequence))
+}
+
 /// The part of an owner that people know: `<name>` of `<name>~<random>:<number>`.
 fn name_of(owner: &str) -> &str {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|it| it.is_ascii_digit());
-    let instance = match owner.rsplit_once(':') {
-        Some((instance, number)) if is_number(number) && !instance.is_empty() => instance,
-        // Of another program.
-        _ => return owner,
+    let Some((instance, _)) = parts_of(owner) else {
+        return owner;
     };
     let instance = instance.strip_suffix(KEPT).unwrap_or(instance);
     match instance.split_once('~') {

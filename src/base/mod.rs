@@ -9,6 +9,7 @@ pub(crate) mod key;
 pub(crate) mod limits;
 pub(crate) mod loss;
 pub(crate) mod mode;
+pub(crate) mod mutex;
 pub(crate) mod once_a_minute;
 pub(crate) mod operation;
 pub(crate) mod renewal;

@@ -110,13 +110,6 @@ where
     }
 }
 
-fn skip<T>(outcome: Result<T, LockError>) -> Result<Option<T>, LockError> {
-    match outcome {
-        Err(error) if error.is_not_acquired() => Ok(None),
-        outcome => outcome.map(Some),
-    }
-}
-
 impl<W, T> Future for OrSkip<W>
 where
     W: Future<Output = Result<T, LockError>>,
@@ -124,7 +117,7 @@ where
     type Output = Result<Option<T>, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().inner.poll(cx).map(skip)
+        self.project().inner.poll(cx).map(LockError::skip)
     }
 }
 
@@ -136,7 +129,7 @@ where
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let item = ready!(self.project().inner.poll_next(cx));
-        Poll::Ready(item.and_then(|item| skip(item).transpose()))
+        Poll::Ready(item.and_then(|item| LockError::skip(item).transpose()))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {

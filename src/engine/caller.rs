@@ -3,7 +3,7 @@ mod verdicts;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -14,11 +14,14 @@ use tokio::task;
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::lease_log::LeaseLog;
-use super::phase::{EndMode, Phase};
+use super::phase::Phase;
 use crate::base::clock::Moment;
+use crate::base::mutex::Mutex;
 use crate::base::{LossCause, Mode, OnFinish, Pauses, Repeat, Token, user_code};
 use crate::observe::{LeaseSnapshot, LockEvent, WaiterSnapshot};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterId, WaiterVerdict};
+use crate::turnstile::{
+    EndMode, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterId, WaiterVerdict,
+};
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct Caller {
@@ -140,7 +143,7 @@ impl Caller {
         if origin.task != CurrentTask::get() {
             return None;
         }
-        let state = self.lock();
+        let state = self.state.lock();
         let is_held = matches!(state.phase, Phase::Held { .. }) && state.since <= since;
         is_held.then_some(origin.place)
     }
@@ -154,7 +157,7 @@ impl Caller {
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        self.lock().told_phase()
+        self.state.lock().told_phase()
     }
 
     /// How far it has come. While it waits, the waker is woken at the next verdict.
@@ -167,7 +170,7 @@ impl Caller {
     pub(crate) fn phase_or_wake(&self, waker: &Waker) -> Phase {
         // Wakers are the user's code: they are cloned and dropped when nothing is locked.
         let clone = waker.clone();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if matches!(state.phase, Phase::Granted { .. })
             && std::mem::take(&mut state.needs_another_poll)
         {
@@ -192,12 +195,12 @@ impl Caller {
 
     /// The deadline of the lease it holds.
     pub(crate) fn deadline(&self) -> Moment {
-        self.lock().deadline
+        self.state.lock().deadline
     }
 
     /// Whether it holds its lease, and the deadline has not passed.
     pub(crate) fn is_held(&self, now: Moment) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         matches!(state.phase, Phase::Held { .. }) && now < state.deadline
     }
 
@@ -205,7 +208,7 @@ impl Caller {
     /// the lease calls this: the enclosing lease keeps the count above zero.
     pub(crate) fn join(&self, now: Moment) -> Option<Token> {
         // Under the lock, or another holder could detach the lease after the look.
-        let state = self.lock();
+        let state = self.state.lock();
         let Phase::Held { token } = state.phase else {
             return None;
         };
@@ -241,7 +244,7 @@ impl Caller {
             waker: Arc::downgrade(waker),
             of_deadlines,
         };
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.watchers.len() == state.watchers.capacity() {
             // Not at each call, which would take quadratic time where many watch.
             state.watchers.retain(Watcher::is_alive);
@@ -251,7 +254,7 @@ impl Caller {
 
     /// Whether anybody would hear that the lease ends.
     pub(super) fn is_watched(&self) -> bool {
-        self.lock().watchers.iter().any(Watcher::is_alive)
+        self.state.lock().watchers.iter().any(Watcher::is_alive)
     }
 
     pub(super) fn id(&self) -> Option<WaiterId> {
@@ -262,24 +265,24 @@ impl Caller {
 
     /// When it arrived first, if it has.
     pub(super) fn since(&self) -> Option<Moment> {
-        self.id().map(|_| self.lock().since)
+        self.id().map(|_| self.state.lock().since)
     }
 
     /// How long it has waited by now.
     pub(crate) fn waited(&self, now: Moment) -> Duration {
-        now.saturating_sub(self.lock().since)
+        now.saturating_sub(self.state.lock().since)
     }
 
     /// Sets the pauses of the wait that is about to begin.
     pub(super) fn set_repeats(&self, repeats: Pauses) {
-        let before = self.lock().repeats.replace(repeats);
+        let before = self.state.lock().repeats.replace(repeats);
         user_code::discard(before);
     }
 
     /// Asks the user's policy, or the `usual` one of the registry, for the next pause. Returns `None` if another thread is already asking. Returns
     /// `Some(None)` if the policy has ended.
     pub(super) fn next_pause(&self, id: WaiterId, usual: &Repeat) -> Option<Option<Duration>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Waiting) || self.id() != Some(id) {
             // It does not wait any more. The turnstile is to ask the next in the queue.
             return Some(None);
@@ -287,7 +290,7 @@ impl Caller {
         let mut repeats = state.repeats.take()?.or(usual);
         drop(state);
         let pause = repeats.next();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // Meanwhile it may have been served, or have begun another wait.
         let is_over = !matches!(state.phase, Phase::Waiting) || state.repeats.is_some();
         let over = match is_over {
@@ -302,7 +305,7 @@ impl Caller {
     /// Enters the queue, perhaps again, in a poll that calls [`end_arrival`](Self::end_arrival).
     pub(super) fn arrive(&self, id: WaiterId, now: Moment, events: &EventBus) {
         self.id.store(id.0, Ordering::Relaxed);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.phase = Phase::Waiting;
         state.is_arriving = true;
         // One that lost its turn still waits.
@@ -319,7 +322,7 @@ impl Caller {
 
     /// Returns the token of its lease if it has taken one since it arrived, even if that is over.
     pub(super) fn end_arrival(&self) -> Option<Token> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_arriving = false;
         match state.phase {
             Phase::Held { token } | Phase::Closing { token } | Phase::Ended { token, .. } => {
@@ -331,7 +334,7 @@ impl Caller {
 
     /// Gives up, unless its wait is over already.
     pub(super) fn leave(&self, now: Moment, events: &EventBus) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Phase::Waiting | Phase::Granted { .. } | Phase::TurnLost = state.phase {
             state.phase = Phase::Left;
             events.send(|| state.gave_up(self.key(), now, None));
@@ -345,14 +348,14 @@ impl Caller {
         now: Moment,
         events: &EventBus,
     ) -> Option<(Token, Option<Waker>)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let token = state.begin_lease(self, now, events)?;
         Some((token, state.waker.take()))
     }
 
     /// The holder ends its lease. Returns false if it is not held any more.
     pub(super) fn begin_release(&self, now: Moment, end_mode: EndMode) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return false;
         };
@@ -378,26 +381,26 @@ impl Caller {
 
     /// Its group is complete. Returns false if its lease is over already.
     pub(super) fn unite(&self, peers: Option<Arc<Peers>>) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.peers = peers;
         matches!(state.phase, Phase::Held { .. })
     }
 
     /// The guard of its group leaves it, before it leaves the leases.
     pub(crate) fn leave_group(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.peers = None;
         state.has_left_group = true;
     }
 
     pub(super) fn has_left_group(&self) -> bool {
-        self.lock().has_left_group
+        self.state.lock().has_left_group
     }
 
     /// The lease was ended by one of several holders, or with another one of its group. For the others it is lost.
     /// Returns the leases of its group that end with it.
     pub(super) fn forfeit(&self) -> Vec<(Arc<Self>, OnFinish)> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_forfeited = true;
         let mut callbacks = Callbacks::default();
         state.give_up_peers(&mut callbacks);
@@ -422,7 +425,7 @@ impl Caller {
 
     /// The lease that it holds, for a snapshot.
     pub(super) fn lease(&self, events: &EventBus) -> Option<LeaseSnapshot> {
-        let state = self.lock();
+        let state = self.state.lock();
         let (Phase::Held { token } | Phase::Closing { token }) = state.phase else {
             return None;
         };
@@ -437,7 +440,7 @@ impl Caller {
 
     /// Its wait, for a snapshot.
     pub(super) fn wait(&self, events: &EventBus) -> WaiterSnapshot {
-        let state = self.lock();
+        let state = self.state.lock();
         WaiterSnapshot {
             waiter: state.waiter,
             mode: self.mode,
@@ -453,7 +456,7 @@ impl Caller {
         events: &EventBus,
         callbacks: &mut Callbacks,
     ) -> Option<WaiterId> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if matches!(state.phase, Phase::Left) {
             // The caller left during the same event. It ignores the verdict.
             return None;
@@ -500,17 +503,11 @@ impl Caller {
         };
         self.tell(verdict, now, events, callbacks);
     }
-
-    fn lock(&self) -> MutexGuard<'_, CallerState> {
-        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Caller {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        let state = state.unwrap_or_else(PoisonError::into_inner);
         user_code::discard(state.repeats.take());
         user_code::discard(state.waker.take());
     }
@@ -611,10 +608,10 @@ mod tests {
         for _ in 0..1000 {
             drop(caller.watch(false));
         }
-        let watchers = caller.lock().watchers.len();
+        let watchers = caller.state.lock().watchers.len();
         assert!(watchers <= 8, "{watchers}");
         let mut callbacks = Callbacks::default();
-        caller.lock().wake_watchers(true, &mut callbacks);
+        caller.state.lock().wake_watchers(true, &mut callbacks);
         assert_eq!(callbacks.rare().watchers.len(), 1, "the one that stays");
         drop((stays, callbacks));
         assert!(!caller.is_watched());

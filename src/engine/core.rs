@@ -2,33 +2,34 @@ use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
 use std::mem;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, Weak};
+use std::pin::pin;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use foldhash::HashMap;
+use futures::FutureExt;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::caller::{Caller, Peers};
 use super::event_bus::EventBus;
 use super::failure::CallerHandle;
 use super::lease_log::LeaseLog;
-use super::phase::EndMode;
-use super::state::{Deferred, EngineState, PIECE};
+use super::state::{Deferred, EngineState, EventCx, Lines, PIECE, Turnstile};
 use super::timer::Timer;
 use crate::base::clock::{Moment, SUSPENSION_TICK};
+use crate::base::mutex::Mutex;
 use crate::base::user_code::log;
-use crate::base::{Clock, Holder, LossCause, OnFinish, Pauses, StoreError, Token, user_code};
+use crate::base::{Clock, LossCause, OnFinish, Pauses, StoreError, Token, user_code};
 use crate::engine::heartbeat::Heartbeat;
 use crate::engine::settings::Settings;
 use crate::observe::{Events, KeySnapshot, LockEvent, Snapshot};
-use crate::roaming;
 use crate::roaming::Tasks;
 use crate::store::LockStore;
 use crate::store::contract::{
     Answer, DroppedOps, KeyScope, Op, Outcome, Owner, Session, SessionConfig,
 };
-use crate::turnstile::{EventCx, Holding, Ids, Lines, Patience, Request, WaiterId};
+use crate::turnstile::{EndMode, Ids, Request, WaiterId};
 
 const LEAST_SLEEP: Duration = Duration::from_millis(1);
 
@@ -42,9 +43,10 @@ pub(crate) struct Engine {
     pub(crate) overhead: Duration,
     /// Whether the store has shared locks and permits.
     pub(crate) shares: bool,
+    /// A change that panics is caught before it unlocks, and closes the registry: see [`locked`](Self::locked).
     pub(super) state: Mutex<EngineState>,
     /// Events are sent under the state's lock.
-    pub(super) events: Arc<EventBus>,
+    pub(crate) events: EventBus,
     /// Operations that the session has dropped without an answer. The timer's task handles them.
     pub(super) lost: Arc<DroppedOps>,
     /// Notified when no key is in use.
@@ -59,7 +61,7 @@ pub(crate) struct ViewContext {
     pub(crate) engine: Weak<Engine>,
     /// The statement that fences a transaction by a lease, on a store that can.
     pub(crate) fence: Option<Arc<str>>,
-    pub(super) timer: Timer,
+    pub(super) timer: Arc<Timer>,
 }
 
 impl ViewContext {
@@ -77,11 +79,14 @@ pub(crate) struct Arrival {
     pub(crate) on_finish: OnFinish,
     /// Whether that is only for work that succeeds.
     pub(crate) is_conditional: bool,
-    pub(crate) patience: Patience,
+    /// Whether it is refused if the key is busy.
+    pub(crate) asks_once: bool,
     /// How long the turnstile tries. For a caller that enters the queue this counts from its first
     /// arrival, for others from each attempt.
     pub(crate) wait: Duration,
     pub(crate) repeats: Pauses,
+    /// The owner whose lease in the store it takes over, if it does not want the key itself.
+    pub(crate) adopts: Option<Arc<str>>,
 }
 
 /// When the timer's task has something to do next.
@@ -94,7 +99,7 @@ pub(super) enum Next {
 }
 
 /// An event for all turnstiles.
-type TurnstileCall<'a> = &'a dyn Fn(&mut Lines<CallerHandle>, &mut EventCx<'_>);
+type TurnstileCall<'a> = &'a dyn Fn(&mut Turnstile, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
@@ -139,8 +144,7 @@ impl Engine {
                     latest: Moment::ZERO,
                     ids,
                     queue: true,
-                    away: None,
-                    up: None,
+                    was_up: false,
                     outage: None,
                     server: None,
                     renews: false,
@@ -158,7 +162,7 @@ impl Engine {
 
     /// The session with the store, with its tasks started; `None` after a shutdown.
     pub(crate) fn session(&self) -> Option<Arc<dyn Session>> {
-        let state = self.lock();
+        let state = self.state.lock();
         let (session, is_used) = (state.session.clone(), !state.entries.is_empty());
         drop(state);
         if is_used {
@@ -172,35 +176,34 @@ impl Engine {
 
     /// Why the store, or a part of it, is down, as far as is known.
     pub(crate) fn away(&self) -> Option<StoreError> {
-        let state = self.lock();
+        let state = self.state.lock();
         state.outage.as_ref().map(|outage| outage.error.clone())
     }
 
     /// A caller waits on this runtime for the end of a lease. The timer's task may move here if its own runtime ends
     /// first.
     pub(crate) fn note_runtime(&self) {
-        let timer = &self.view_context.timer;
-        timer.note_runtime(roaming::runtime().as_ref());
+        self.view_context.timer.note_runtime();
         self.view_context.ensure_timer();
     }
 
     /// The events that follow.
     pub(crate) fn events(&self) -> Events {
-        let _state = self.lock();
+        let _state = self.state.lock();
         self.events.subscribe()
     }
 
     /// The events that follow, without a limit; the reader is not woken.
     #[cfg(feature = "test-util")]
     pub(crate) fn every_event(&self) -> std::sync::mpsc::Receiver<LockEvent> {
-        let _state = self.lock();
+        let _state = self.state.lock();
         self.events.subscribe_unbounded()
     }
 
     /// Where the guard was asked for that holds the caller's key since before its wait began, if the current task has it.
     pub(crate) fn guard_of_this_task(&self, caller: &Caller) -> Option<&'static Location<'static>> {
         let since = caller.since()?;
-        let state = self.lock();
+        let state = self.state.lock();
         let entry = state.entries.get(caller.key())?;
         let mut holders = entry.lines.holders();
         holders.find_map(|holder| holder.guard_of_this_task(since))
@@ -208,7 +211,7 @@ impl Engine {
 
     /// The leases and waiters now.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let state = self.lock();
+        let state = self.state.lock();
         let keys = state.entries.iter().map(|(key, entry)| KeySnapshot {
             key: key.clone(),
             held: entry
@@ -232,7 +235,7 @@ impl Engine {
 
     /// Whether any of the keys in use may have a lease that is renewed.
     pub(crate) fn renews(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         // Forgotten here alone: it costs every acquisition less.
         state.renews &= !state.entries.is_empty();
         state.renews
@@ -240,7 +243,7 @@ impl Engine {
 
     /// The runtime of the registry's tasks has been busy for so long, and a thread does what they should.
     pub(crate) fn tell_busy(&self, busy: Duration) {
-        let state = self.lock();
+        let state = self.state.lock();
         let held = state
             .entries
             .values()
@@ -260,49 +263,21 @@ impl Engine {
     /// How many keys are in use.
     #[cfg(any(test, feature = "test-util"))]
     pub(crate) fn in_use(&self) -> usize {
-        self.lock().entries.len()
+        self.state.lock().entries.len()
     }
 
     /// A caller wants a lease, in a poll of its future. Returns the token if it has it by the end of that.
     pub(crate) fn arrive(&self, caller: &Arc<Caller>, arrival: Arrival) -> Option<Token> {
-        self.enqueue(caller, arrival, |lines, cx, request| {
-            lines.arrive(cx, caller.mode(), request)
-        })
-    }
-
-    /// A caller wants to take over the lease that is stored under the owner `from`.
-    pub(crate) fn adopt(
-        &self,
-        caller: &Arc<Caller>,
-        from: Arc<str>,
-        arrival: Arrival,
-    ) -> Option<Token> {
-        self.enqueue(caller, arrival, |lines, cx, request| {
-            lines.adopt(cx, caller.mode(), from, request)
-        })
-    }
-
-    fn enqueue(
-        &self,
-        caller: &Arc<Caller>,
-        arrival: Arrival,
-        event: impl FnOnce(
-            &mut Lines<CallerHandle>,
-            &mut EventCx<'_>,
-            Request<CallerHandle>,
-        ) -> WaiterId,
-    ) -> Option<Token> {
-        let timer = &self.view_context.timer;
-        timer.note_runtime(roaming::runtime().as_ref());
+        self.view_context.timer.note_runtime();
         let handle = CallerHandle::new(caller.clone());
         caller.set_repeats(arrival.repeats);
         let renewed = (arrival.renewals > 0).then_some(arrival.ttl);
         self.at_once(|state, at| {
             at.deferred.arrived = true;
             state.renews |= renewed.is_some();
-            let since = match arrival.patience {
-                Patience::Once => at.now,
-                Patience::Queue => caller.since().unwrap_or(at.now),
+            let since = match arrival.asks_once {
+                true => at.now,
+                false => caller.since().unwrap_or(at.now),
             };
             let session = state.session.as_ref();
             let connects = session.map_or(Duration::ZERO, |it| it.connects_within());
@@ -310,15 +285,16 @@ impl Engine {
                 caller: handle,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
+                adopts: arrival.adopts,
                 on_finish: arrival.on_finish,
                 is_conditional: arrival.is_conditional,
-                patience: arrival.patience,
+                asks_once: arrival.asks_once,
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout + connects),
             };
             let (key, events) = (caller.key(), at.events);
             state.feed(at, key, true, |lines, cx| {
-                let id = event(lines, cx, request);
+                let id = lines.arrive(cx, caller.mode(), request);
                 // Before the verdict, which follows when this returns.
                 caller.arrive(id, cx.now, events);
             });
@@ -336,7 +312,7 @@ impl Engine {
             self.at_once(|state, at| {
                 caller.leave(at.now, at.events);
                 state.feed(at, caller.key(), false, |lines, cx| {
-                    lines.leave(cx, id);
+                    lines.feed(cx, id, |turnstile, cx| turnstile.leave(cx, id));
                 });
             });
         }
@@ -344,12 +320,10 @@ impl Engine {
 
     /// A caller takes the lease that it was granted. Returns its token, unless the turn is over.
     pub(crate) fn take(&self, caller: &Caller) -> Option<Token> {
-        let id = caller.id()?;
-        let timer = &self.view_context.timer;
-        timer.note_runtime(roaming::runtime().as_ref());
-        let taken = self.feed(caller.key(), |lines, cx| {
+        self.view_context.timer.note_runtime();
+        let taken = self.feed_caller(caller, |turnstile, cx, id| {
             // The turnstile first: the grant may have expired meanwhile.
-            if lines.take(cx, id) {
+            if turnstile.take(cx, id) {
                 caller.begin_lease(cx.now, &self.events)
             } else {
                 None
@@ -360,9 +334,9 @@ impl Engine {
 
     /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &Caller, on_finish: OnFinish) -> bool {
-        self.end(caller, |lines, cx, id| {
+        self.end(caller, |turnstile, cx, id| {
             let wants = on_finish != OnFinish::Release && !caller.awaits_success();
-            let keeps = wants && lines.is_kept(cx, id);
+            let keeps = wants && turnstile.is_kept(cx, id);
             if keeps {
                 EndMode::Keep
             } else {
@@ -417,8 +391,9 @@ impl Engine {
     /// The owner under which the store has the lease, as it is and as text. `None` if it is not held any more.
     pub(crate) fn owner_of(&self, caller: &Caller) -> Option<(Owner, String)> {
         let id = caller.id()?;
-        let state = self.lock();
-        let owner = state.entries.get(caller.key())?.lines.owner_of(id)?;
+        let state = self.state.lock();
+        let lines = &state.entries.get(caller.key())?.lines;
+        let owner = lines.turnstile_of(id).owner_of(id)?;
         Some((owner, format!("{}:{}", self.instance, owner.sequence)))
     }
 
@@ -426,7 +401,7 @@ impl Engine {
     pub(crate) fn holds(&self, key: &str, owner: &str) -> bool {
         let sequence = owner.strip_prefix(&*self.instance);
         let sequence = sequence.and_then(|rest| rest.strip_prefix(':')?.parse().ok());
-        let state = self.lock();
+        let state = self.state.lock();
         let entry = state.entries.get(key);
         sequence.is_some_and(|sequence| entry.is_some_and(|entry| entry.lines.holds(sequence)))
     }
@@ -445,59 +420,54 @@ impl Engine {
     fn end(
         &self,
         caller: &Caller,
-        end_mode: impl FnOnce(&Lines<CallerHandle>, &EventCx<'_>, WaiterId) -> EndMode,
+        end_mode: impl FnOnce(&Turnstile, &EventCx<'_>, WaiterId) -> EndMode,
     ) -> Option<Option<Owner>> {
-        let id = caller.id()?;
-        self.feed(caller.key(), |lines, cx| {
-            let end_mode = end_mode(lines, cx, id);
+        self.feed_caller(caller, |turnstile, cx, id| {
+            let end_mode = end_mode(turnstile, cx, id);
             let finishes = caller.begin_release(cx.now, end_mode);
-            finishes.then(|| match end_mode {
-                EndMode::Detach => lines.detach(cx, id),
-                EndMode::Keep | EndMode::Release => lines.finish(cx, id, end_mode == EndMode::Keep),
-            })
+            finishes.then(|| turnstile.finish(cx, id, end_mode))
         })?
     }
 
     /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
     pub(crate) fn restart(&self, caller: &Caller, renewals: u32, on_finish: OnFinish) {
-        if let Some(id) = caller.id() {
-            self.at_once(|state, at| {
-                state.renews |= renewals > 0;
-                state.feed(at, caller.key(), false, |lines, cx| {
-                    lines.restart(cx, id, renewals, on_finish);
-                });
-            });
-            if renewals > 0 {
-                self.heartbeat.need(self.settings.ttl);
-            }
+        self.feed_caller(caller, |turnstile, cx, id| {
+            turnstile.restart(cx, id, renewals, on_finish);
+        });
+        if renewals > 0 {
+            self.state.lock().renews = true;
+            self.heartbeat.need(self.settings.ttl);
         }
     }
 
     /// The holder has seen its token, on a store that fences by it.
     pub(crate) fn forbid_passes(&self, caller: &Caller) {
-        if let Some(id) = caller.id() {
-            self.feed(caller.key(), |lines, cx| lines.forbid_passes(cx, id));
+        self.feed_caller(caller, |turnstile, _, id| turnstile.forbid_passes(id));
+    }
+
+    /// What the store answers to `asked` within the response time-out.
+    pub(crate) async fn in_time<T>(&self, asked: impl Future<Output = T>) -> Result<T, StoreError> {
+        let mut asked = pin!(asked);
+        // A store that answers at once needs no timer.
+        if let Some(answer) = asked.as_mut().now_or_never() {
+            return Ok(answer);
         }
+        let answer = timeout(self.settings.response_timeout, asked).await;
+        answer.map_err(|_| StoreError::new("no answer in time"))
     }
 
     /// Extends a lease to `ttl` from now. Returns the deadline that was asked for, if it is still held.
     pub(crate) fn extend(&self, caller: &Caller, ttl: Duration) -> Option<Moment> {
-        let id = caller.id()?;
-        self.feed(caller.key(), |lines, cx| lines.extend(cx, id, ttl))?
-    }
-
-    /// Who has a key, as its callers are told.
-    pub(crate) fn holder(&self, holding: &Holding) -> Holder {
-        holding.holder(&self.instance)
+        self.feed_caller(caller, |turnstile, cx, id| turnstile.extend(cx, id, ttl))?
     }
 
     /// Why the lease of a caller is over. Its deadline has passed, and perhaps nobody has told it yet.
     pub(crate) fn cause_of_expiry(&self, caller: &Caller) -> LossCause {
         let now = self.view_context.clock.now();
-        let state = self.lock();
+        let state = self.state.lock();
         let untold = caller.id().and_then(|id| {
-            let entry = state.entries.get(caller.key())?;
-            entry.lines.cause_of_expiry(now, id)
+            let lines = &state.entries.get(caller.key())?.lines;
+            lines.turnstile_of(id).cause_of_expiry(now, id)
         });
         // Under the lock, since it is told under the lock.
         let told = || caller.phase().loss_cause();
@@ -506,7 +476,7 @@ impl Engine {
 
     /// The last handle of a held lock is dropped. The lease is released after this.
     pub(crate) fn dropped_while_held(&self, caller: &Caller) {
-        let state = self.lock();
+        let state = self.state.lock();
         caller.report_drop(&self.events);
         drop(state);
         self.events.flush();
@@ -514,16 +484,28 @@ impl Engine {
 
     /// Takes no new callers, and refuses those that wait.
     pub(crate) fn drain(&self) {
-        self.feed_all(|state| state.closed = true, &[&Lines::drain]);
+        self.feed_all(|state| state.closed = true, &[&Turnstile::drain]);
     }
 
-    /// Feeds the turnstile of a key. Returns `None` if there is none.
+    /// Feeds the turnstiles of a key. Returns `None` if there are none.
     fn feed<R>(
         &self,
         key: &Arc<str>,
-        event: impl FnOnce(&mut Lines<CallerHandle>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
         self.at_once(|state, at| state.feed(at, key, false, event))?
+    }
+
+    /// Feeds the turnstile of a caller. Returns `None` if it has not arrived, or its key is not in use any more.
+    fn feed_caller<R>(
+        &self,
+        caller: &Caller,
+        event: impl FnOnce(&mut Turnstile, &mut EventCx<'_>, WaiterId) -> R,
+    ) -> Option<R> {
+        let id = caller.id()?;
+        self.feed(caller.key(), |lines, cx| {
+            lines.feed(cx, id, |turnstile, cx| event(turnstile, cx, id))
+        })
     }
 
     /// Changes the state, then feeds all turnstiles. All of them get one event before the next.

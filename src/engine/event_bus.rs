@@ -1,13 +1,14 @@
 //! Sends events to those who read them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use futures::task::AtomicWaker;
 use tokio::sync::broadcast::Sender;
 use tokio::time::Instant;
 
 use crate::base::clock::Moment;
+use crate::base::mutex::Mutex;
 use crate::base::{Clock, Holder, user_code};
 use crate::engine::settings::Settings;
 use crate::observe::{Events, LockEvent};
@@ -49,10 +50,10 @@ struct BusState {
 }
 
 impl EventBus {
-    pub(super) fn new(settings: &Settings, instance: Arc<str>, clock: Arc<Clock>) -> Arc<Self> {
+    pub(super) fn new(settings: &Settings, instance: Arc<str>, clock: Arc<Clock>) -> Self {
         #[cfg(feature = "metrics")]
         user_code::run("a metrics recorder", crate::observe::metrics::describe);
-        Arc::new(Self {
+        Self {
             clock,
             instance,
             max_waiters: settings.max_waiters,
@@ -60,7 +61,7 @@ impl EventBus {
             prefix: settings.prefix.clone(),
             is_read: AtomicBool::new(false),
             state: Mutex::default(),
-        })
+        }
     }
 
     /// Whether anybody reads events. Readers subscribe under the engine's lock, under which this is
@@ -75,7 +76,7 @@ impl EventBus {
             return;
         }
         let event = event();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.unflushed = true;
         #[cfg(feature = "metrics")]
         state.unrecorded.push(event.clone());
@@ -93,7 +94,8 @@ impl EventBus {
         self.clock.instant(moment)
     }
 
-    pub(super) fn holder(&self, holding: &Holding) -> Holder {
+    /// Who has a key, as its callers are told.
+    pub(crate) fn holder(&self, holding: &Holding) -> Holder {
         holding.holder(&self.instance)
     }
 
@@ -103,7 +105,7 @@ impl EventBus {
 
     /// No event follows. Called under the engine's lock, or when the engine is dropped.
     pub(super) fn end(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.unflushed = true;
         state.ended = true;
         state.channel = None;
@@ -116,7 +118,7 @@ impl EventBus {
         if !self.is_read() {
             return;
         }
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !std::mem::take(&mut state.unflushed) {
             return;
         }
@@ -146,7 +148,7 @@ impl EventBus {
 
     /// A reader of the events that follow. Called under the engine's lock.
     pub(super) fn subscribe(&self) -> Events {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.ended {
             return Events::new(&Sender::new(1), Arc::default());
         }
@@ -162,17 +164,12 @@ impl EventBus {
     #[cfg(feature = "test-util")]
     pub(super) fn subscribe_unbounded(&self) -> std::sync::mpsc::Receiver<LockEvent> {
         let (sender, reader) = std::sync::mpsc::channel();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.ended {
             state.unbounded.push(sender);
             self.is_read.store(true, Ordering::Relaxed);
         }
         reader
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BusState> {
-        // Every change leaves the state whole, so a panic elsewhere is no reason to stop.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -192,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    fn bus() -> Arc<EventBus> {
+    fn bus() -> EventBus {
         EventBus::new(&Settings::default(), "1f".into(), Arc::new(Clock::system()))
     }
 
@@ -221,7 +218,7 @@ mod tests {
     #[test]
     fn nothing_is_kept_where_nobody_reads() {
         let bus = bus();
-        let has_channel = || bus.lock().channel.is_some();
+        let has_channel = || bus.state.lock().channel.is_some();
         tell(&bus, 0..10);
         assert!(!has_channel());
         let mut events = [bus.subscribe(), bus.subscribe()];
@@ -232,13 +229,13 @@ mod tests {
         assert_eq!(read(two, usize::MAX).len(), 10);
         drop(events);
         tell(&bus, 20..21);
-        assert!(!has_channel() && bus.lock().readers.is_empty());
+        assert!(!has_channel() && bus.state.lock().readers.is_empty());
         assert_eq!(bus.is_read(), cfg!(feature = "metrics"));
         // Nor is anything built.
         #[cfg(not(feature = "metrics"))]
         bus.send(|| unreachable!("nobody reads it"));
         #[cfg(feature = "metrics")]
-        assert!(bus.lock().unrecorded.is_empty());
+        assert!(bus.state.lock().unrecorded.is_empty());
         // Whoever reads next begins anew.
         let mut events = bus.subscribe();
         tell(&bus, 30..31);

@@ -13,7 +13,7 @@ use std::thread;
 
 use super::caller::Caller;
 use super::core::Engine;
-use super::state::{Deferred, EngineState, Remains};
+use super::state::{Deferred, Effect, EngineState, Remains};
 
 thread_local! {
     /// The callers that a panic has dropped while the registry was locked.
@@ -74,10 +74,11 @@ impl Engine {
     ) {
         state.closed = true;
         state.timeouts.clear();
-        let entries = mem::take(&mut state.entries);
+        let (entries, effects) = (mem::take(&mut state.entries), mem::take(&mut state.effects));
         let now = state.latest;
-        let held = entries.values().flat_map(|entry| entry.lines.callers());
-        for caller in held.map(|caller| &caller.0).chain(&dropped) {
+        let callers = entries.values().flat_map(|entry| entry.lines.callers());
+        let callers = callers.chain(effects.iter().filter_map(Effect::caller));
+        for caller in callers.map(|caller| &caller.0).chain(&dropped) {
             caller.close_broken(now, &self.events, &mut deferred.callbacks);
         }
         deferred.callbacks.forget_losses();
@@ -90,6 +91,7 @@ impl Engine {
         deferred.remains = Some(Box::new(Remains {
             dropped,
             entries,
+            effects,
             session: state.session.take(),
             failure: Some(message(panicked)),
         }));
@@ -104,7 +106,7 @@ impl Engine {
 
     pub(super) fn fail(&self, panicked: &(dyn Any + Send)) {
         let mut deferred = Deferred::default();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.close_broken(&mut state, &mut deferred, Vec::new(), panicked);
         drop(state);
         self.deliver_once(&mut deferred);

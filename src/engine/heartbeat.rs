@@ -4,7 +4,7 @@
 //! tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::{self, Runtime};
@@ -13,6 +13,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::base::mutex::Mutex;
 use crate::base::thread_end;
 use crate::base::user_code::log;
 use crate::engine::Engine;
@@ -202,13 +203,9 @@ fn is_virtual() -> bool {
 /// Where the thread, if it runs, takes registries from.
 static THREAD: Mutex<Option<UnboundedSender<Arc<Heartbeat>>>> = Mutex::new(None);
 
-fn thread() -> MutexGuard<'static, Option<UnboundedSender<Arc<Heartbeat>>>> {
-    THREAD.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Hands a registry to the thread, which is started if need be.
 fn start(heartbeat: Arc<Heartbeat>) {
-    let mut thread = thread();
+    let mut thread = THREAD.lock();
     let mut unsent = Some(heartbeat);
     if let Some(sender) = &*thread {
         unsent = unsent
@@ -237,7 +234,7 @@ fn start(heartbeat: Arc<Heartbeat>) {
 fn serve(mut registries: UnboundedReceiver<Arc<Heartbeat>>) {
     /// Kept for the next thread: what was begun on it may still need it.
     static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
-    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut runtime = RUNTIME.lock();
     let made = match runtime.take() {
         Some(runtime) => Ok(runtime),
         None => runtime::Builder::new_current_thread().enable_all().build(),
@@ -265,7 +262,7 @@ fn serve(mut registries: UnboundedReceiver<Arc<Heartbeat>>) {
                     },
                     Some(_) = served.join_next() => {}
                     () = sleep(LINGER), if served.is_empty() => {
-                        let mut thread = thread();
+                        let mut thread = THREAD.lock();
                         if registries.is_empty() {
                             *thread = None;
                             return;

@@ -3,12 +3,13 @@
 //! An outage costs every lease of a registry, in every process of a fleet. So the first of a second have lines of their
 //! own, and one line counts the others. Events and metrics tell of each.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::base::mutex::Mutex;
 use crate::base::user_code::log;
 use crate::base::{LossCause, Token};
 
@@ -64,7 +65,7 @@ impl LeaseLog {
 
     fn has_line(&self, burst: &Mutex<Burst>) -> bool {
         self.sum_up(Instant::now());
-        let mut burst = lock(burst);
+        let mut burst = burst.lock();
         burst.ends.get_or_insert_with(|| Instant::now() + SPAN);
         burst.count += 1;
         if burst.count == LINES + 1 {
@@ -80,14 +81,14 @@ impl LeaseLog {
             (&self.late, "renewal not confirmed yet"),
             (&self.lost, "lease lost"),
         ] {
-            let ended = lock(burst).take_if_over(now);
+            let ended = burst.lock().take_if_over(now);
             if let Some(more @ 1..) = ended.map(|count| count.saturating_sub(LINES)) {
                 log!(warn, prefix, more, "{what}: and {more} more");
             }
         }
         [&self.late, &self.lost]
             .into_iter()
-            .filter_map(|burst| lock(burst).owed_at())
+            .filter_map(|burst| burst.lock().owed_at())
             .min()
     }
 }
@@ -108,9 +109,4 @@ impl Burst {
     fn owed_at(&self) -> Option<Instant> {
         self.ends.filter(|_| self.count > LINES)
     }
-}
-
-fn lock(burst: &Mutex<Burst>) -> MutexGuard<'_, Burst> {
-    // Every change leaves it whole.
-    burst.lock().unwrap_or_else(PoisonError::into_inner)
 }

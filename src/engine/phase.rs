@@ -44,13 +44,3 @@ impl Phase {
         }
     }
 }
-
-/// How a holder ends its lease.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EndMode {
-    Release,
-    /// The key stays until its ttl is over, or for a time.
-    Keep,
-    /// The key stays, for another registry to adopt.
-    Detach,
-}

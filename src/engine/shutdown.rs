@@ -6,9 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::core::Engine;
-use super::failure::CallerHandle;
+use super::state::{EventCx, Turnstile};
 use crate::base::{Clock, user_code};
-use crate::turnstile::{EventCx, Lines};
 
 /// How long work has to end at a shutdown before its lease is released, if it can hear of the shutdown. Work
 /// that is polled needs less.
@@ -21,8 +20,8 @@ impl Engine {
         let (clock, timeout) = (&self.view_context.clock, self.settings.response_timeout);
         let now = clock.now();
         let until = Clock::after(now, GRACE.min(timeout));
-        let close = |lines: &mut Lines<CallerHandle>, cx: &mut EventCx<'_>| {
-            lines.close(cx, |holder| holder.is_watched().then_some(until));
+        let close = |turnstile: &mut Turnstile, cx: &mut EventCx<'_>| {
+            turnstile.close(cx, |holder| holder.is_watched().then_some(until));
         };
         self.feed_all(|state| state.closed = true, &[&close]);
         let answered = Clock::after(now, timeout.saturating_mul(3));
@@ -31,8 +30,8 @@ impl Engine {
 
     /// Ends the session. What is still pending expires on the server, and callers that wait for it are told.
     pub(crate) fn disconnect(&self) {
-        self.feed_all(|_| (), &[&Lines::disconnect]);
-        let mut state = self.lock();
+        self.feed_all(|_| (), &[&Turnstile::disconnect]);
+        let mut state = self.state.lock();
         let entries = mem::take(&mut state.entries);
         state.timeouts.clear();
         let (session, kept) = (state.session.take(), state.keep_alive.take());
@@ -49,7 +48,7 @@ impl Engine {
         loop {
             // Made before the look, so that no notification is missed in between.
             let idle = self.idle.notified();
-            if self.lock().entries.is_empty() {
+            if self.state.lock().entries.is_empty() {
                 return;
             }
             idle.await;

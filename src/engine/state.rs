@@ -15,7 +15,13 @@ use crate::base::StoreError;
 use crate::base::clock::{FOREVER, Moment};
 use crate::base::once_a_minute::OnceAMinute;
 use crate::store::contract::{KeyScope, Op, Session};
-use crate::turnstile::{Effect, EventCx, Ids, Lines, WaiterId};
+use crate::turnstile::{self, Ids, WaiterId};
+
+// The types of the turnstile, for our callers.
+pub(super) type Effect = turnstile::Effect<CallerHandle>;
+pub(super) type EventCx<'a> = turnstile::EventCx<'a, CallerHandle>;
+pub(super) type Lines = turnstile::Lines<CallerHandle>;
+pub(super) type Turnstile = turnstile::Turnstile<CallerHandle>;
 
 /// How many turnstiles are fed before the lock is given to others (G5).
 pub(super) const PIECE: usize = 1000;
@@ -35,8 +41,8 @@ pub(super) struct EngineState {
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
     /// When to tick each turnstile next. The time may be too early, but never too late.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
-    /// The buffer that is lent to each turnstile that is fed.
-    pub(super) effects: VecDeque<Effect<CallerHandle>>,
+    /// What the turnstile that is fed wants to be done. Empty between two events.
+    pub(super) effects: VecDeque<Effect>,
     /// When the timer task wakes next.
     pub(super) armed: Option<Moment>,
     /// When a turnstile was fed last.
@@ -44,10 +50,8 @@ pub(super) struct EngineState {
     pub(super) ids: Ids,
     /// Whether grants can reach us, as far as is known.
     pub(super) queue: bool,
-    /// Which part of the store was unreachable last, and why.
-    pub(super) away: Option<(KeyScope, StoreError)>,
-    /// Whether the store was up when it reported last.
-    pub(super) up: Option<bool>,
+    /// Whether the store has been up.
+    pub(super) was_up: bool,
     /// While the store, or a part of it, is unreachable.
     pub(super) outage: Option<Outage>,
     /// The server of the last connection, if it has told which it is.
@@ -67,6 +71,8 @@ pub(super) struct Outage {
     pub(super) since: Instant,
     /// The last of its errors.
     pub(super) error: StoreError,
+    /// Which part of the store was unreachable last while it was used, and why.
+    pub(super) away: Option<(KeyScope, StoreError)>,
     pub(super) log: OnceAMinute,
     pub(super) is_told: bool,
 }
@@ -76,6 +82,7 @@ impl Outage {
         Self {
             since: Instant::now(),
             error,
+            away: None,
             log: OnceAMinute::default(),
             is_told: false,
         }
@@ -83,7 +90,7 @@ impl Outage {
 }
 
 pub(super) struct Entry {
-    pub(super) lines: Lines<CallerHandle>,
+    pub(super) lines: Lines,
     /// Its place in [`EngineState::timeouts`].
     timeout: Option<Moment>,
 }
@@ -116,6 +123,7 @@ pub(super) struct Remains {
     pub(super) dropped: Vec<Arc<Caller>>,
     /// Of a registry that has failed.
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
+    pub(super) effects: VecDeque<Effect>,
     pub(super) session: Option<Arc<dyn Session>>,
     /// Why it has.
     pub(super) failure: Option<String>,
@@ -142,9 +150,11 @@ impl EngineState {
         at: &mut ChangeCx<'_>,
         key: &Arc<str>,
         makes: bool,
-        event: impl FnOnce(&mut Lines<CallerHandle>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines, &mut EventCx<'_>) -> R,
     ) -> Option<R> {
-        let (now, ids, leases) = (at.now, &mut self.ids, self.entries.len());
+        let now = at.now;
+        let mut cx = EventCx::new(now, &mut self.ids, &mut self.effects);
+        cx.leases = self.entries.len();
         let mut tick_by = FOREVER;
         // It nearly always exists. This look-up clones no key.
         let entry = match self.entries.get_mut(key) {
@@ -152,13 +162,14 @@ impl EngineState {
             None if !makes => return None,
             None => {
                 let mut lines = Lines::new(self.queue);
-                if let Some((scope, error)) = &self.away
+                if let Some(outage) = &self.outage
+                    && let Some((scope, error)) = &outage.away
                     && scope.contains(key)
                 {
                     lines.assume_down(error.clone());
                 }
                 if self.closed {
-                    lines.drain(&mut EventCx::new(now, ids));
+                    lines.feed_all(&mut cx, Turnstile::drain);
                 }
                 let entry = Box::new(Entry {
                     lines,
@@ -168,24 +179,20 @@ impl EngineState {
                 self.entries.entry(key.clone()).or_insert(entry)
             }
         };
-        let mut cx = EventCx::new(now, ids);
-        cx.leases = leases;
-        entry.lines.swap_buffer(&mut self.effects);
         let result = event(&mut entry.lines, &mut cx);
-        while let Some(effect) = entry.lines.next_effect() {
+        while let Some(effect) = cx.effects.pop_front() {
             match effect {
                 Effect::Send(op) => at.deferred.sends.push((key.clone(), op)),
                 Effect::Wake(caller, verdict) => {
                     let callbacks = &mut at.deferred.callbacks;
                     if let Some(id) = caller.tell(verdict, now, at.events, callbacks) {
-                        let taken = entry.lines.take(&mut cx, id);
+                        let taken = entry.lines.feed(&mut cx, id, |line, cx| line.take(cx, id));
                         debug_assert!(taken, "it was granted at this moment");
                     }
                 }
                 Effect::AskPolicy(caller, id) => at.deferred.policies.push((caller, id)),
             }
         }
-        entry.lines.swap_buffer(&mut self.effects);
         self.effects.shrink_to(MOST_EFFECTS);
         // Without a session nobody would answer what is still pending.
         if entry.lines.is_idle() || self.session.is_none() {
@@ -210,10 +217,10 @@ impl EngineState {
         &mut self,
         at: &mut ChangeCx<'_>,
         keys: &[Arc<str>],
-        event: impl Fn(&mut Lines<CallerHandle>, &mut EventCx<'_>),
+        event: impl Fn(&mut Turnstile, &mut EventCx<'_>),
     ) {
         for key in keys {
-            self.feed(at, key, false, &event);
+            self.feed(at, key, false, |lines, cx| lines.feed_all(cx, &event));
         }
     }
 
@@ -222,7 +229,7 @@ impl EngineState {
     pub(super) fn feed_due(
         &mut self,
         at: &mut ChangeCx<'_>,
-        mut event: impl FnMut(&mut Lines<CallerHandle>, &mut EventCx<'_>),
+        mut event: impl FnMut(&mut Lines, &mut EventCx<'_>),
     ) -> bool {
         let mut due = Vec::new();
         while due.len() < PIECE

@@ -1,6 +1,6 @@
 //! One change of a registry: the state is locked, changed and unlocked. What follows from the change is done after that.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::core::Engine;
 use super::failure;
@@ -31,7 +31,7 @@ impl Engine {
         let (result, dropped) = failure::catch(|| {
             // Read before the lock is taken, to hold it for a shorter time.
             let now = self.view_context.clock.now();
-            let state = &mut **locked.insert(self.lock());
+            let state = &mut **locked.insert(self.state.lock());
             let now = state.no_earlier(now);
             let events = &self.events;
             let at = &mut ChangeCx {
@@ -52,7 +52,7 @@ impl Engine {
                 Some(result)
             }
             Err(panicked) => {
-                let state = locked.get_or_insert_with(|| self.lock());
+                let state = locked.get_or_insert_with(|| self.state.lock());
                 self.close_broken(state, deferred, dropped, &*panicked);
                 None
             }
@@ -103,7 +103,7 @@ impl Engine {
             self.locked(deferred, |state, at| {
                 for (caller, id, pause) in &pauses {
                     state.feed(at, caller.key(), false, |lines, cx| {
-                        lines.on_pause(cx, *id, *pause);
+                        lines.feed(cx, *id, |turnstile, cx| turnstile.on_pause(cx, *id, *pause));
                     });
                 }
             });
@@ -141,12 +141,12 @@ impl Engine {
         self.events.flush();
         drop(deferred.released_engine.take());
         if let Some(remains) = remains {
-            user_code::discard((remains.dropped, remains.entries, remains.session));
+            user_code::discard((
+                remains.dropped,
+                remains.entries,
+                remains.effects,
+                remains.session,
+            ));
         }
-    }
-
-    pub(super) fn lock(&self) -> MutexGuard<'_, EngineState> {
-        // A change that panics is caught before it unlocks, and closes the registry: see `locked`.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,21 +1,19 @@
 //! Handles what the store reports.
 
 use std::any::Any;
-use std::sync::Arc;
+use std::mem;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::core::Engine;
-use super::state::{ChangeCx, EngineState, Outage};
-use crate::base::StoreError;
+use super::state::{ChangeCx, EngineState, Outage, Turnstile};
 #[cfg(feature = "metrics")]
 use crate::base::user_code;
 use crate::base::user_code::log;
 use crate::engine::settings::Settings;
 use crate::observe::LockEvent;
-use crate::store::contract::{Grant, KeyScope, Op, StoreEvent, StoreEvents};
-use crate::turnstile::Lines;
+use crate::store::contract::{KeyScope, Op, StoreEvent, StoreEvents};
 
 impl StoreEvents for Engine {
     fn on_events(&self, events: Vec<StoreEvent>) {
@@ -26,7 +24,7 @@ impl StoreEvents for Engine {
             self.at_once(|state, at| {
                 at.deferred.callbacks.wakers.reserve(count);
                 while let Some(event) = events.next_if(StoreEvent::is_of_a_key) {
-                    self.feed_store_event(state, at, event);
+                    feed_store_event(state, at, event);
                 }
             });
             if let Some(other) = events.next() {
@@ -38,7 +36,7 @@ impl StoreEvents for Engine {
     /// The same without a list: a store in memory has one answer at a time.
     fn on_event(&self, event: StoreEvent) {
         if event.is_of_a_key() {
-            self.at_once(|state, at| self.feed_store_event(state, at, event));
+            self.at_once(|state, at| feed_store_event(state, at, event));
         } else {
             self.store_changed(event);
         }
@@ -49,12 +47,12 @@ impl StoreEvents for Engine {
     }
 
     fn uses(&self, scope: &KeyScope) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         state.entries.keys().any(|key| scope.contains(key))
     }
 
     fn waits(&self, key: &str) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let entry = state.entries.get(key);
         entry.is_some_and(|entry| entry.lines.may_have_ticket())
     }
@@ -75,9 +73,8 @@ impl Engine {
                         state.queue = queue;
                     }
                     if complete {
-                        state.away = None;
                         outage = state.outage.take();
-                        if state.up.replace(true) != Some(true) {
+                        if !mem::replace(&mut state.was_up, true) || outage.is_some() {
                             self.events.send(|| LockEvent::StoreUp {});
                         }
                     }
@@ -85,9 +82,10 @@ impl Engine {
                 self.feed_scope(
                     &scope,
                     told,
-                    &[&|lines, cx| lines.up_renew(cx, elsewhere), &|lines, cx| {
-                        lines.up(cx, queue);
-                    }],
+                    &[
+                        &|turnstile, cx| turnstile.up_renew(cx, elsewhere),
+                        &|turnstile, cx| turnstile.up(cx, queue),
+                    ],
                 );
                 #[cfg(feature = "metrics")]
                 user_code::run("a metrics recorder", || {
@@ -101,32 +99,29 @@ impl Engine {
             StoreEvent::Down { scope, error } => {
                 let (mut warns, mut since) = (false, Instant::now());
                 let told = |state: &mut EngineState| {
-                    // Once for each outage, however often the store tries to reconnect.
-                    if state.up.replace(false) != Some(false) {
-                        self.events.send(|| LockEvent::StoreDown {
-                            error: error.clone(),
-                        });
-                    }
                     // At the end of a program, tasks end in any order. If another runtime is left, its connection
                     // tells how the store is. And where nobody holds or waits, nobody is harmed.
                     let is_used = state.entries.iter().any(|(key, entry)| {
                         let mut callers = entry.lines.holders().chain(entry.lines.waiters());
                         scope.contains(key) && callers.next().is_some()
                     });
+                    let outage = state.outage.get_or_insert_with(|| {
+                        // Once for each outage, however often the store tries to reconnect.
+                        let told = error.clone();
+                        self.events.send(|| LockEvent::StoreDown { error: told });
+                        Outage::new(error.clone())
+                    });
+                    outage.error = error.clone();
                     // A connection that is closed while nobody uses it says nothing of the next attempt.
                     if is_used {
-                        state.away = Some((scope.clone(), error.clone()));
+                        outage.away = Some((scope.clone(), error.clone()));
                     }
-                    let outage = state
-                        .outage
-                        .get_or_insert_with(|| Outage::new(error.clone()));
-                    outage.error = error.clone();
                     warns =
                         !error.is_abandoned() && is_used && outage.log.is_news(&error.to_string());
                     outage.is_told |= warns;
                     since = outage.since;
                 };
-                self.feed_scope(&scope, told, &[&|lines, cx| lines.down(cx, &error)]);
+                self.feed_scope(&scope, told, &[&|turnstile, cx| turnstile.down(cx, &error)]);
                 // Losses that follow are logged, so their cause is logged as well.
                 let (prefix, name, away_for) = self.about(since);
                 if warns {
@@ -160,54 +155,46 @@ impl Engine {
 
     /// Notes which server the present connection leads to. Returns whether the last one led to another.
     fn is_other_server(&self) -> bool {
-        let session = self.lock().session.clone();
+        let session = self.state.lock().session.clone();
         let Some(server) = session.and_then(|session| session.identity()) else {
             return false;
         };
-        let last = self.lock().server.replace(server.clone());
+        let last = self.state.lock().server.replace(server.clone());
         last.is_some_and(|last| last != server)
     }
+}
 
-    /// Feeds what the store says of one key.
-    fn feed_store_event(&self, state: &mut EngineState, at: &mut ChangeCx<'_>, event: StoreEvent) {
-        match event {
-            StoreEvent::Replied {
-                mut submitted,
-                result,
-            } => {
-                submitted.answered();
-                let (key, op) = (&submitted.key, &submitted.op);
-                state.feed(at, key, false, |lines, cx| lines.replied(cx, op, result));
-            }
-            StoreEvent::Granted { key, grant } => self.feed_grant(state, at, &key, grant, None),
-            StoreEvent::Unconfirmed { key, grant, error } => {
-                self.feed_grant(state, at, &key, grant, Some(error));
-            }
-            StoreEvent::Freed { key } => {
-                state.feed(at, &key, false, Lines::freed);
-            }
-            // Nobody waits for the answer: if it is lost, whoever is first in the queue asks soon.
-            StoreEvent::Unserved { key, owner } => {
-                at.deferred.sends.push((key, Op::Serve { owner }));
-            }
-            StoreEvent::Up { .. } | StoreEvent::Down { .. } => {
-                unreachable!("those are for all keys")
-            }
+/// Feeds what the store says of one key.
+fn feed_store_event(state: &mut EngineState, at: &mut ChangeCx<'_>, event: StoreEvent) {
+    match event {
+        StoreEvent::Replied {
+            mut submitted,
+            result,
+        } => {
+            submitted.answered();
+            let (key, op) = (&submitted.key, &submitted.op);
+            state.feed(at, key, false, |lines, cx| lines.replied(cx, op, result));
         }
-    }
-
-    /// A grant for a key that is not in use is released. `fault`: why the grant does not count, if it
-    /// does not.
-    fn feed_grant(
-        &self,
-        state: &mut EngineState,
-        at: &mut ChangeCx<'_>,
-        key: &Arc<str>,
-        grant: Grant,
-        fault: Option<StoreError>,
-    ) {
-        state.feed(at, key, true, |lines, cx| {
-            lines.grant_received(cx, grant, fault);
-        });
+        // Also for a key that is not in use: then it is released.
+        StoreEvent::Granted { key, grant } => {
+            state.feed(at, &key, true, |lines, cx| {
+                lines.grant_received(cx, grant, None)
+            });
+        }
+        StoreEvent::Unconfirmed { key, grant, error } => {
+            state.feed(at, &key, true, |lines, cx| {
+                lines.grant_received(cx, grant, Some(error));
+            });
+        }
+        StoreEvent::Freed { key } => {
+            state.feed_keys(at, &[key], Turnstile::freed);
+        }
+        // Nobody waits for the answer: if it is lost, whoever is first in the queue asks soon.
+        StoreEvent::Unserved { key, owner } => {
+            at.deferred.sends.push((key, Op::Serve { owner }));
+        }
+        StoreEvent::Up { .. } | StoreEvent::Down { .. } => {
+            unreachable!("those are for all keys")
+        }
     }
 }

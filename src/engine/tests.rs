@@ -21,7 +21,7 @@ use crate::store::contract::{
     Answer, Grant, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Owner, Session,
     SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
-use crate::turnstile::{Patience, Request};
+use crate::turnstile::Request;
 #[cfg(feature = "test-util")]
 use {crate::observe::LockEvent, futures::StreamExt};
 
@@ -297,13 +297,13 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     let engine = locks.engine.clone();
     let begin = Instant::now();
     let held = locks.obtain("k").lease().await.expect("it is free");
-    assert_eq!(engine.lock().timeouts.len(), 1);
+    assert_eq!(engine.state.lock().timeouts.len(), 1);
     // The end of the first wait is the earliest, then that of the second, then the lease's own.
     for wait in [20, 10, 25] {
         let waiter = locks.obtain("k").lease_within(Duration::from_secs(wait));
         let mut waiter = Box::pin(waiter);
         assert!(futures::poll!(&mut waiter).is_pending());
-        assert_eq!(engine.lock().timeouts.len(), 1);
+        assert_eq!(engine.state.lock().timeouts.len(), 1);
         if wait == 10 {
             let began = Instant::now();
             assert!(waiter.await.is_err());
@@ -313,7 +313,10 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     assert!(held.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 30_000 - 302);
     drop(held);
-    assert_eq!((engine.in_use(), engine.lock().timeouts.len()), (0, 0));
+    assert_eq!(
+        (engine.in_use(), engine.state.lock().timeouts.len()),
+        (0, 0)
+    );
     // One that lasts far less than what its caller was ready to wait.
     let short = locks.obtain("s").ttl(Duration::from_millis(500));
     let lease = short.lease_within(Duration::from_secs(60)).await;
@@ -321,7 +324,10 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
     let begin = Instant::now();
     assert!(lease.lost().await.is_lost());
     assert_eq!(begin.elapsed().as_millis(), 500 - 7);
-    assert_eq!((engine.in_use(), engine.lock().timeouts.len()), (0, 0));
+    assert_eq!(
+        (engine.in_use(), engine.state.lock().timeouts.len()),
+        (0, 0)
+    );
 }
 
 /// A key whose turnstile named a moment that was due, again each time, was fed for ever, with the registry locked.
@@ -344,9 +350,10 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 caller: CallerHandle::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
+                adopts: None,
                 on_finish: OnFinish::Release,
                 is_conditional: false,
-                patience: Patience::Queue,
+                asks_once: false,
                 until: cx.now,
                 answer_by: cx.now,
             };
@@ -599,7 +606,10 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     engine.on_events(again);
     let released = releases.await;
     assert!(released.iter().all(Result::is_ok), "{released:?}");
-    assert_eq!((engine.in_use(), engine.lock().timeouts.len()), (0, 0));
+    assert_eq!(
+        (engine.in_use(), engine.state.lock().timeouts.len()),
+        (0, 0)
+    );
     assert_eq!(
         Arc::strong_count(&engine),
         2,

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -13,82 +13,90 @@ use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
 
 use super::core::{Engine, Next};
+use crate::base::mutex::Mutex;
 use crate::roaming::time::timeout_at;
 use crate::roaming::{Tasks, runtime};
 
+/// How many runtimes are remembered.
+const MOST_RUNTIMES: usize = 16;
+
 /// Starts the task, and starts it again when its runtime has gone. `wake` wakes it for an earlier
 /// deadline.
-#[derive(Debug)]
-pub(super) struct Timer {
-    shared: Arc<Shared>,
-}
-
 #[derive(Debug, Default)]
-struct Shared {
+pub(super) struct Timer {
     tasks: Arc<Tasks>,
     wake_up: Arc<Notify>,
     running: AtomicBool,
-    runtimes: Mutex<Runtimes>,
+    /// Those on which somebody has waited; the latest is last. The task can be started there even by a caller without a
+    /// runtime, such as a drop on a plain thread.
+    runtimes: Mutex<Vec<Runtime>>,
 }
 
 impl Timer {
-    pub(super) fn new(tasks: Arc<Tasks>) -> Self {
-        let shared = Shared {
+    pub(super) fn new(tasks: Arc<Tasks>) -> Arc<Self> {
+        Arc::new(Self {
             tasks,
-            ..Shared::default()
-        };
-        let shared = Arc::new(shared);
-        Self { shared }
+            ..Self::default()
+        })
     }
 
-    /// Notes a runtime on which somebody waits. If the task's own runtime ends first, the task moves
-    /// there (D7).
-    pub(super) fn note_runtime(&self, current: Option<&Handle>) {
-        if let Some(current) = current {
-            self.shared.runtimes().note(current);
+    /// Notes the present runtime: somebody waits on it. If the task's own runtime ends first, the task moves there (D7).
+    pub(super) fn note_runtime(&self) {
+        let Some(current) = runtime() else {
+            return;
+        };
+        let mut runtimes = self.runtimes.lock();
+        let is_current = |known: &Runtime| known.handle.id() == current.id();
+        if runtimes.last().is_some_and(is_current) {
+            return;
         }
+        let known = match runtimes.iter().position(is_current) {
+            Some(at) => runtimes.remove(at),
+            None => Runtime {
+                handle: current,
+                probe: None,
+            },
+        };
+        if runtimes.len() == MOST_RUNTIMES {
+            runtimes.remove(0);
+        }
+        runtimes.push(known);
     }
 
     /// Starts the task if it does not run.
-    pub(super) fn ensure_running(&self, engine: &Weak<Engine>) {
+    pub(super) fn ensure_running(self: &Arc<Self>, engine: &Weak<Engine>) {
         // Read first: a write would take the cache line from every other thread.
-        let running = &self.shared.running;
+        let running = &self.running;
         let is_over = || engine.strong_count() == 0;
         if running.load(Ordering::Acquire) || is_over() || running.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.note_runtime(runtime().as_ref());
-        Task::start(engine.clone(), self.shared.clone());
+        self.note_runtime();
+        Task::start(engine.clone(), self.clone());
     }
 
-    /// Forgets the runtimes that have ended.
+    /// Forgets the runtimes that have ended: a handle keeps parts of them. A single runtime is not probed: the task that
+    /// asks runs on it.
     pub(super) fn forget_ended(&self) {
-        self.shared.runtimes().forget_ended();
+        let mut runtimes = self.runtimes.lock();
+        if runtimes.len() > 1 {
+            runtimes.retain_mut(Runtime::is_alive);
+        }
+    }
+
+    fn forget(&self, gone: Id) {
+        let mut runtimes = self.runtimes.lock();
+        runtimes.retain(|known| known.handle.id() != gone);
     }
 
     /// Notified, it wakes the task.
     pub(super) fn wake_up(&self) -> Arc<Notify> {
-        self.shared.wake_up.clone()
+        self.wake_up.clone()
     }
 
     pub(super) fn wake(&self) {
-        self.shared.wake_up.notify_one();
+        self.wake_up.notify_one();
     }
-}
-
-impl Shared {
-    fn runtimes(&self) -> MutexGuard<'_, Runtimes> {
-        // Every change leaves the list whole, so a panic elsewhere is no reason to stop.
-        self.runtimes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The runtimes on which somebody has waited. The task can be started there even by a caller without
-/// a runtime, such as a drop on a plain thread.
-#[derive(Debug, Default)]
-struct Runtimes {
-    /// The latest is last.
-    known: Vec<Runtime>,
 }
 
 #[derive(Debug)]
@@ -115,45 +123,11 @@ impl Drop for Runtime {
     }
 }
 
-/// How many runtimes are remembered.
-const MOST_RUNTIMES: usize = 16;
-
-impl Runtimes {
-    fn note(&mut self, current: &Handle) {
-        let is_current = |known: &Runtime| known.handle.id() == current.id();
-        if self.known.last().is_some_and(is_current) {
-            return;
-        }
-        let known = match self.known.iter().position(is_current) {
-            Some(at) => self.known.remove(at),
-            None => Runtime {
-                handle: current.clone(),
-                probe: None,
-            },
-        };
-        if self.known.len() == MOST_RUNTIMES {
-            self.known.remove(0);
-        }
-        self.known.push(known);
-    }
-
-    fn remove(&mut self, gone: Id) {
-        self.known.retain(|known| known.handle.id() != gone);
-    }
-
-    /// A handle keeps parts of a runtime that has gone. A single runtime is not probed: the task that asks runs on it.
-    fn forget_ended(&mut self) {
-        if self.known.len() > 1 {
-            self.known.retain_mut(Runtime::is_alive);
-        }
-    }
-}
-
 /// The timer's task. When its runtime ends, the task moves to another runtime with waiters. Nothing else may wake
 /// those waiters.
 struct Task {
     engine: Weak<Engine>,
-    shared: Arc<Shared>,
+    timer: Arc<Timer>,
     runs_on: Id,
     ended: bool,
 }
@@ -161,13 +135,13 @@ struct Task {
 impl Task {
     /// Spawns the task on the runtime noted last. If that runtime has ended, the spawn drops the task. `Drop` then
     /// calls this again.
-    fn start(engine: Weak<Engine>, shared: Arc<Shared>) {
+    fn start(engine: Weak<Engine>, timer: Arc<Timer>) {
         let runtime = loop {
-            let runtimes = shared.runtimes();
-            let Some(latest) = runtimes.known.last() else {
+            let runtimes = timer.runtimes.lock();
+            let Some(latest) = runtimes.last() else {
                 // Still under the lock: whoever notes a runtime after this look sees that no task runs, and
                 // starts one.
-                shared.running.store(false, Ordering::Release);
+                timer.running.store(false, Ordering::Release);
                 return;
             };
             let runtime = latest.handle.clone();
@@ -177,23 +151,23 @@ impl Task {
                 break runtime;
             }
             // It serves as little as one that has ended.
-            shared.runtimes().remove(runtime.id());
+            timer.forget(runtime.id());
         };
         let task = Self {
             engine,
-            shared,
+            timer,
             runs_on: runtime.id(),
             ended: false,
         };
-        let tasks = task.shared.tasks.clone();
+        let tasks = task.timer.tasks.clone();
         tasks.spawn(&runtime, task.run());
     }
 
     async fn run(mut self) {
-        let served = AssertUnwindSafe(serve(&self.engine, &self.shared.wake_up));
+        let served = AssertUnwindSafe(serve(&self.engine, &self.timer.wake_up));
         let served = served.catch_unwind().await;
         self.ended = true;
-        self.shared.running.store(false, Ordering::Release);
+        self.timer.running.store(false, Ordering::Release);
         // The runtime is alive, so this is a bug of ours. The registry closes.
         if let Err(panicked) = served
             && let Some(engine) = self.engine.upgrade()
@@ -228,8 +202,8 @@ async fn serve(engine: &Weak<Engine>, wake_up: &Notify) {
 impl Drop for Task {
     fn drop(&mut self) {
         if !self.ended && self.engine.strong_count() > 0 {
-            self.shared.runtimes().remove(self.runs_on);
-            Self::start(self.engine.clone(), self.shared.clone());
+            self.timer.forget(self.runs_on);
+            Self::start(self.engine.clone(), self.timer.clone());
         }
     }
 }

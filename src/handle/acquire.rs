@@ -13,7 +13,7 @@ use crate::handle::group::GroupAcquiring;
 use crate::handle::lease::Lease;
 use crate::handle::options::LockOptions;
 use crate::handle::reentrancy;
-use crate::turnstile::{Patience, Refusal};
+use crate::turnstile::Refusal;
 
 /// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
@@ -58,7 +58,7 @@ impl Acquiring {
         let mut options = LockOptions::new(Some(engine), detached.key());
         // It asks once: the lease is there, or it is lost.
         options.wait = Some(Duration::ZERO);
-        options.set_mode(detached.mode());
+        options.mode = detached.mode();
         let mut acquiring = Self::new(options);
         acquiring.adopts = Some(Box::new(detached));
         acquiring
@@ -179,26 +179,22 @@ impl Acquiring {
         if !(self.options.reentrant || deadlock) {
             return Ok(None);
         }
-        let refuse = |reason| {
-            Err(LockError::InvalidSetting {
-                key: self.options.key().clone(),
-                setting: match self.options.is_nested {
-                    true => "nested",
-                    false => "reentrant",
-                },
-                reason,
-            })
-        };
         let Some(enclosing) = reentrancy::enclosing(engine, self.options.key()) else {
+            let reason = "no work around it holds the key";
             return match self.options.is_nested {
-                true => refuse("no work around it holds the key"),
+                true => Err(self.options.fault("nested", reason)),
                 false => Ok(None),
             };
         };
         if self.options.reentrant {
             // H2: others hold the key beside a reader or a permit. An upgrade would wait for the work around it.
             if enclosing.caller.mode() != Mode::Exclusive {
-                return refuse("cannot upgrade the shared lease or permit of the work around it");
+                let setting = match self.options.is_nested {
+                    true => "nested",
+                    false => "reentrant",
+                };
+                let reason = "cannot upgrade the shared lease or permit of the work around it";
+                return Err(self.options.fault(setting, reason));
             }
             let (caller, on_finish) = (enclosing.caller, enclosing.on_finish);
             return Ok(Lease::share(engine.clone(), caller, on_finish));
@@ -231,17 +227,9 @@ impl Acquiring {
     /// Returns the token if the caller has the lease already.
     fn arrive(&self, caller: &Arc<Caller>) -> Option<Token> {
         let engine = self.options.known_engine();
-        let (patience, wait) = if self.waits() {
-            (Patience::Queue, self.options.wait())
-        } else {
-            // The store has this long to answer.
-            (Patience::Once, engine.settings.response_timeout)
-        };
-        let arrival = self.options.arrival(patience, wait);
-        match &self.adopts {
-            None => engine.arrive(caller, arrival),
-            Some(detached) => engine.adopt(caller, detached.owner().into(), arrival),
-        }
+        let mut arrival = self.options.arrival();
+        arrival.adopts = self.adopts.as_ref().map(|detached| detached.owner().into());
+        engine.arrive(caller, arrival)
     }
 
     fn lease(&mut self, caller: Arc<Caller>, token: Token) -> Lease {
@@ -267,7 +255,7 @@ impl Acquiring {
                         // It has only asked.
                         false => Duration::ZERO,
                     },
-                    holder: holding.map(|holding| engine.holder(&holding)),
+                    holder: holding.map(|holding| engine.events.holder(&holding)),
                 };
                 log!(debug, "{busy}");
                 busy
@@ -331,11 +319,7 @@ impl Future for LeaseOnce {
 
     /// A lock that others hold is `Ok(None)`.
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let acquired = ready!(self.0.poll(cx));
-        Poll::Ready(match acquired {
-            Err(error) if error.is_not_acquired() => Ok(None),
-            acquired => acquired.map(Some),
-        })
+        self.0.poll(cx).map(LockError::skip)
     }
 }
 

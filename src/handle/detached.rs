@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use futures::future::FusedFuture;
 
+use crate::base::holder::parts_of;
 use crate::base::{LockError, Mode, Renewal, Token, key};
 use crate::handle::acquire::Acquiring;
 use crate::handle::lease::Lease;
@@ -132,12 +133,8 @@ fn owner_fault(owner: &str) -> Option<&'static str> {
     let fault =
         "owner must be `<instance>:<sequence>`, printable, without spaces, at most 200 bytes";
     let is_plain = |c: char| !c.is_control() && !c.is_whitespace();
-    let (instance, sequence) = owner.rsplit_once(':').unwrap_or_default();
-    let fits = owner.len() <= MAX_OWNER
-        && owner.chars().all(is_plain)
-        && !instance.is_empty()
-        && !sequence.is_empty()
-        && sequence.bytes().all(|byte| byte.is_ascii_digit());
+    let is_ours = owner.chars().all(is_plain) && parts_of(owner).is_some();
+    let fits = is_ours && owner.len() <= MAX_OWNER;
     (!fits).then_some(fault)
 }
 
@@ -145,19 +142,13 @@ fn owner_fault(owner: &str) -> Option<&'static str> {
 /// epoch, and last the key, which may hold spaces.
 impl fmt::Display for DetachedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            key,
-            owner,
-            mode,
-            token,
-            deadline,
-        } = self;
-        match mode {
+        match self.mode {
             Mode::Exclusive => write!(f, "{HEAD}")?,
             Mode::Shared => write!(f, "{SHARED_HEAD} r")?,
             Mode::Permits { limit, weight } => write!(f, "{SHARED_HEAD} {weight}/{limit}")?,
         }
-        write!(f, " {owner} {token} {deadline} {key}")
+        let (owner, deadline) = (&self.owner, self.deadline);
+        write!(f, " {owner} {} {deadline} {}", self.token, self.key)
     }
 }
 

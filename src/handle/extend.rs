@@ -1,16 +1,14 @@
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::try_join_all;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
+use crate::base::LockError;
 use crate::base::limits::TTL;
 use crate::base::operation::operation;
-use crate::base::{LockError, LossCause, StoreError};
 use crate::engine::{Engine, Phase};
 use crate::handle::LeaseView;
 
@@ -34,38 +32,23 @@ pub(crate) async fn extend(
 async fn extend_one(engine: &Engine, view: &LeaseView, ttl: Duration) -> Result<(), LockError> {
     let caller = view.caller();
     let key = || caller.key().clone();
-    // Also for a lease that its holder has ended.
-    let over = || {
-        view.loss().unwrap_or_else(|| LockError::Lost {
-            key: key(),
-            token: view.told_token(),
-            cause: LossCause::Ended,
-        })
-    };
     if !TTL.contains(&ttl) {
         return Err(LockError::InvalidTtl { key: key(), ttl });
     }
     engine.note_runtime();
-    let until = engine.extend(caller, ttl).ok_or_else(over)?;
+    let until = engine.extend(caller, ttl).ok_or_else(|| view.over())?;
     let watch = caller.watch(true);
-    let mut confirmed = pin!(poll_fn(|cx| {
+    let confirmed = poll_fn(|cx| {
         // Before the look, or an answer between the two would wake nobody.
         watch.register(cx.waker());
         if !matches!(caller.phase(), Phase::Held { .. }) || view.loss().is_some() {
-            Poll::Ready(Err(over()))
+            Poll::Ready(Err(view.over()))
         } else if caller.deadline() >= until {
             Poll::Ready(Ok(()))
         } else {
             Poll::Pending
         }
-    }));
-    // A store that answers at once needs no timer.
-    if let Some(confirmed) = confirmed.as_mut().now_or_never() {
-        return confirmed;
-    }
-    let confirmed = timeout(engine.settings.response_timeout, confirmed).await;
-    confirmed.unwrap_or_else(|_| {
-        let source = StoreError::new("no answer in time");
-        Err(LockError::Store { key: key(), source })
-    })
+    });
+    let confirmed = engine.in_time(confirmed).await;
+    confirmed.unwrap_or_else(|source| Err(LockError::Store { key: key(), source }))
 }

@@ -17,29 +17,20 @@ pub(crate) async fn force_release(
     options: LockOptions,
     whose: Arc<str>,
 ) -> Result<bool, LockError> {
-    let engine = options.engine()?;
-    let key = options.key().clone();
-    let Some(session) = engine.session() else {
-        return Err(LockError::Closed { key });
-    };
+    let (session, key) = (options.session()?, options.key().clone());
     if whose.is_empty() {
         // Nobody has that name.
         return Ok(false);
     }
-    let op = Op::Evict {
-        whose: whose.clone(),
-    };
-    match session.ask(key.clone(), op).await {
-        Ok(answer) => {
-            let was_held = answer.outcome == Outcome::Gone { held: true };
-            if was_held {
-                log!(info, key = &*key, owner = &*whose, "lock released by force");
-            }
-            Ok(was_held)
-        }
-        Err(error) => {
-            let source = error.store_error().clone();
-            Err(LockError::Store { key, source })
-        }
+    let owner = whose.clone();
+    let answer = session.ask(key.clone(), Op::Evict { whose }).await;
+    let answer = answer.map_err(|error| {
+        let (key, source) = (key.clone(), error.store_error().clone());
+        LockError::Store { key, source }
+    })?;
+    let was_held = answer.outcome == Outcome::Gone { held: true };
+    if was_held {
+        log!(info, key = &*key, owner = &*owner, "lock released by force");
     }
+    Ok(was_held)
 }

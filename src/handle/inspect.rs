@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use futures::future::try_join_all;
 
-use crate::base::holder::KEPT;
+use crate::base::holder::{KEPT, parts_of};
 use crate::base::limits::is_name;
 use crate::base::operation::operation;
 use crate::base::{LockError, Mode};
@@ -17,11 +17,7 @@ operation! {
 }
 
 pub(crate) async fn inspect(options: LockOptions) -> Result<Inspection, LockError> {
-    let engine = options.engine()?;
-    let Some(session) = engine.session() else {
-        let key = options.key().clone();
-        return Err(LockError::Closed { key });
-    };
+    let session = options.session()?;
     let keys = options.keys().iter();
     let seen = keys.clone().map(async |key| {
         let seen = session.inspect(key.clone()).await;
@@ -164,14 +160,11 @@ impl InspectedTicket {
 
 /// The name in `<name>~<random bits>:<sequence>`.
 fn name_of(owner: &str) -> Option<&str> {
-    let (instance, sequence) = owner.rsplit_once(':')?;
+    let (instance, _) = parts_of(owner)?;
     let (name, random) = instance.split_once('~')?;
     let random = random.strip_suffix(KEPT).unwrap_or(random);
-    let is_ours = is_name(name)
-        && random.len() == 32
-        && random.bytes().all(|byte| byte.is_ascii_hexdigit())
-        && !sequence.is_empty()
-        && sequence.bytes().all(|byte| byte.is_ascii_digit());
+    let is_ours =
+        is_name(name) && random.len() == 32 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_ours.then_some(name)
 }
 

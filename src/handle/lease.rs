@@ -299,10 +299,11 @@ impl Lease {
     pub fn detach(self) -> Result<DetachedLease, DetachError> {
         let (view, key) = (&self.view, self.view.whole_key().clone());
         if view.group.is_some() {
+            let (setting, reason) = ("detach", "is for locks of one key only");
             let error = LockError::InvalidSetting {
                 key,
-                setting: "detach",
-                reason: "is for locks of one key only",
+                setting,
+                reason,
             };
             return Err(DetachError::new(error, self));
         }
@@ -316,11 +317,7 @@ impl Lease {
         match self.engine.detach(&view.caller) {
             Some(owner) => Ok(DetachedLease::new(key, owner, mode, token, left)),
             // It ended after the look.
-            None => {
-                let cause = LossCause::Ended;
-                let over = LockError::Lost { key, token, cause };
-                Err(DetachError::new(view.loss().unwrap_or(over), self))
-            }
+            None => Err(DetachError::new(view.over(), self)),
         }
     }
 
@@ -522,8 +519,8 @@ impl LeaseView {
 
     /// The fencing token: strictly greater for every later lease of this key. Of several keys, that of the first.
     pub fn token(&self) -> Token {
-        let see = |member: &Self| member.see_token();
-        self.members().first().map_or(self.token, see)
+        let first = self.members().first();
+        first.map_or(self.token, Self::see_token)
     }
 
     /// The token for logs and errors.
@@ -544,9 +541,13 @@ impl LeaseView {
 
     /// The fencing token of one of the keys of [`obtain_all`](crate::LockRegistry::obtain_all). `None` for another key.
     pub fn token_of(&self, key: &str) -> Option<Token> {
+        self.member(key).map(Self::see_token)
+    }
+
+    /// The lease of one of its keys.
+    fn member(&self, key: &str) -> Option<&Self> {
         let mut members = self.members().iter();
-        let member = members.find(|member| **member.caller.key() == *key);
-        member.map(Self::see_token)
+        members.find(|member| **member.caller.key() == *key)
     }
 
     /// The owner under which the store has this lease, `<instance>:<sequence>`: what
@@ -558,9 +559,7 @@ impl LeaseView {
 
     /// The owner of one of the keys of [`obtain_all`](crate::LockRegistry::obtain_all). `None` for another key, too.
     pub fn owner_of(&self, key: &str) -> Option<String> {
-        let mut members = self.members().iter();
-        let member = members.find(|member| **member.caller.key() == *key);
-        member.and_then(Self::own_owner)
+        self.member(key).and_then(Self::own_owner)
     }
 
     fn own_owner(&self) -> Option<String> {
@@ -645,14 +644,21 @@ impl LeaseView {
         self.members().iter().find_map(Self::own_loss)
     }
 
+    /// The error of what comes after the end of the lease, also if its own guard has ended it.
+    pub(crate) fn over(&self) -> LockError {
+        let (key, token) = (self.caller.key().clone(), self.token);
+        let cause = LossCause::Ended;
+        self.loss().unwrap_or(LockError::Lost { key, token, cause })
+    }
+
     fn own_loss(&self) -> Option<LockError> {
         let key = self.caller.key().clone();
-        match self.caller.phase() {
+        let (token, cause) = match self.caller.phase() {
             Phase::Closing { .. }
             | Phase::Ended {
                 end: LeaseEnd::Closed,
                 ..
-            } => Some(LockError::Closed { key }),
+            } => return Some(LockError::Closed { key }),
             Phase::Ended {
                 token,
                 end: LeaseEnd::Lost(cause),
@@ -660,21 +666,19 @@ impl LeaseView {
             | Phase::Finished {
                 token,
                 end: LeaseEnd::Lost(cause),
-            } => Some(LockError::Lost { key, token, cause }),
-            Phase::Ended { token, .. } => {
-                let cause = LossCause::Ended;
-                Some(LockError::Lost { key, token, cause })
-            }
+            } => (token, cause),
+            Phase::Ended { token, .. } => (token, LossCause::Ended),
             // The deadline is proved on our own clock, whether or not the timer has run.
             Phase::Held { token } if self.view_context.clock.now() >= self.caller.deadline() => {
                 let engine = self.view_context.engine.upgrade();
                 let cause = engine.map_or(LossCause::RegistryFailed, |engine| {
                     engine.cause_of_expiry(&self.caller)
                 });
-                Some(LockError::Lost { key, token, cause })
+                (token, cause)
             }
-            _ => None,
-        }
+            _ => return None,
+        };
+        Some(LockError::Lost { key, token, cause })
     }
 }
 

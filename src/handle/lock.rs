@@ -4,14 +4,14 @@ use std::time::Duration;
 
 #[cfg(doc)]
 use crate::base::LockError;
-use crate::base::{OnFinish, OnLost, Renewal, Repeat};
+use crate::base::{Mode, OnFinish, OnLost, Renewal, Repeat};
 use crate::engine::Engine;
 use crate::handle::LeaseView;
 use crate::handle::acquire::{AcquireLease, Acquiring, LeaseOnce};
 use crate::handle::extend::extend;
 use crate::handle::inspect::{Inspect, inspect};
 use crate::handle::manual::{Acquire, ExtendHeld, LeaseSlot, Release, acquire};
-use crate::handle::options::{LockOptions, Sharing};
+use crate::handle::options::LockOptions;
 
 /// A handle to a named lock. It does nothing until it is acquired.
 ///
@@ -265,7 +265,7 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn shared(self) -> Self {
-        self.set(|options| options.sharing = Sharing::Readers)
+        self.set(|options| options.mode = Mode::Shared)
     }
 
     /// Makes this one of `limit` permits, from 1: at most so many are held at a time, and no exclusive lease of the
@@ -313,7 +313,9 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     pub fn permits_of(self, limit: u32, weight: u32) -> Self {
-        self.set(|options| options.sharing = Sharing::Permits { limit, weight })
+        // What does not fit is refused later, like all that is more than 64.
+        let weight = u8::try_from(weight).unwrap_or(u8::MAX);
+        self.set(|options| options.mode = Mode::Permits { limit, weight })
     }
 
     /// What happens to the key when a lease of this lock ends. Default: [`OnFinish::Release`].

@@ -1,8 +1,9 @@
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use crate::base::mutex::Mutex;
 use crate::base::operation::operation;
 use crate::base::user_code::log;
 use crate::base::{LockError, Mode};
@@ -31,7 +32,7 @@ impl LeaseSlot {
     /// Begins an acquisition. Fails if its lease could not be told apart from one that the handle has, or is acquiring.
     /// An exclusive acquisition waits in the queue of the key instead.
     fn claim(&self, mode: Mode) -> Option<Claim<'_>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let is_free = match &state.lease {
             None => mode == Mode::Exclusive || state.claims == 0,
             Some(lease) => match lease.view().loss() {
@@ -49,12 +50,12 @@ impl LeaseSlot {
     }
 
     pub(crate) fn take(&self) -> Option<Lease> {
-        self.lock().lease.take()
+        self.state.lock().lease.take()
     }
 
     /// Whoever releases after an answer of `false` has perhaps not looked at it, and has worked without the lock.
     pub(crate) fn warn_of_refusal(&self, key: &str) {
-        let refused = self.lock().refused.take();
+        let refused = self.state.lock().refused.take();
         if let Some(place) = refused {
             log!(
                 warn,
@@ -66,19 +67,15 @@ impl LeaseSlot {
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.refused = None;
         state.lease.as_ref().is_some_and(Lease::is_valid)
     }
 
     pub(crate) fn view(&self) -> Option<LeaseView> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.refused = None;
         state.lease.as_ref().map(Lease::view)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -90,7 +87,7 @@ struct Claim<'a> {
 impl Claim<'_> {
     /// Puts the lease into the slot. Gives it back if there is another, which was lost and not released.
     fn fill(self, lease: Lease) -> Result<(), Lease> {
-        let mut state = self.slot.lock();
+        let mut state = self.slot.state.lock();
         match &state.lease {
             None => state.lease = Some(lease),
             // The handle is reentrant: both share the lease of the work around them.
@@ -106,7 +103,7 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.slot.lock().claims -= 1;
+        self.slot.state.lock().claims -= 1;
     }
 }
 
@@ -158,7 +155,7 @@ pub(crate) async fn acquire(acquiring: LeaseOnce, slot: Arc<LeaseSlot>) -> Resul
         return Err(in_use());
     };
     let Some(lease) = acquiring.await? else {
-        let mut state = slot.lock();
+        let mut state = slot.state.lock();
         if state.lease.is_none() {
             state.refused = Some(place);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::limits::{KEEP, TTL};
 use crate::base::{LockError, Mode, OnFinish, OnLost, Pauses, Renewal, Repeat, key};
 use crate::engine::{Arrival, Engine};
-use crate::turnstile::Patience;
+use crate::store::contract::Session;
 
 /// What a lock was told to lock, and how. What is not set is the registry's.
 #[derive(Clone, Debug)]
@@ -32,21 +32,10 @@ pub(crate) struct LockOptions {
     pub(crate) is_scoped: bool,
     /// Whether it campaigns for the lead.
     pub(crate) leads: bool,
-    pub(crate) sharing: Sharing,
+    /// What it was told to exclude, which may be what no lock can: see [`checked`](Self::checked).
+    pub(crate) mode: Mode,
     /// Where the lock was asked for.
     place: &'static Location<'static>,
-}
-
-/// Whom a lock was told to share its key with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sharing {
-    No,
-    Readers,
-    /// Others, while the weights of all are within the limit.
-    Permits {
-        limit: u32,
-        weight: u32,
-    },
 }
 
 const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
@@ -85,7 +74,7 @@ impl LockOptions {
             is_nested: false,
             is_scoped: false,
             leads: false,
-            sharing: Sharing::No,
+            mode: Mode::Exclusive,
             place: Location::caller(),
         }
     }
@@ -111,18 +100,6 @@ impl LockOptions {
             keys: Some(keys.clone().into()),
             ..Self::new(engine, &group_name(&keys))
         }
-    }
-
-    /// Asks for this mode.
-    pub(crate) fn set_mode(&mut self, mode: Mode) {
-        self.sharing = match mode {
-            Mode::Exclusive => Sharing::No,
-            Mode::Shared => Sharing::Readers,
-            Mode::Permits { limit, weight } => Sharing::Permits {
-                limit,
-                weight: weight.into(),
-            },
-        };
     }
 
     pub(crate) fn is_group(&self) -> bool {
@@ -189,17 +166,9 @@ impl LockOptions {
         } else if let OnFinish::KeepFor(time) = self.on_finish
             && !KEEP.contains(&time)
         {
-            LockError::InvalidSetting {
-                key: key(),
-                setting: "on_finish",
-                reason: "must keep the key for 10 ms to a year",
-            }
+            self.fault("on_finish", "must keep the key for 10 ms to a year")
         } else if ttl <= engine.overhead {
-            LockError::InvalidSetting {
-                key: key(),
-                setting: "min_replicas",
-                reason: "must give replicas less time than the ttl",
-            }
+            self.fault("min_replicas", "must give replicas less time than the ttl")
         } else {
             return Ok(engine);
         })
@@ -207,44 +176,51 @@ impl LockOptions {
 
     /// The registry that can acquire the lock, and what it excludes then; or why it cannot be acquired.
     pub(crate) fn checked(&self) -> Result<(&Arc<Engine>, Mode), LockError> {
-        Ok((self.engine()?, self.mode()?))
+        let engine = self.engine()?;
+        match self.mode_fault(engine) {
+            Some((setting, reason)) => Err(self.fault(setting, reason)),
+            None => Ok((engine, self.mode)),
+        }
     }
 
-    fn mode(&self) -> Result<Mode, LockError> {
-        let refuse = |setting, reason| {
-            let key = self.key().clone();
-            Err(LockError::InvalidSetting {
-                key,
-                setting,
-                reason,
-            })
-        };
-        let (setting, mode) = match self.sharing {
-            Sharing::No if !self.is_group() => return Ok(Mode::Exclusive),
-            Sharing::No => ("obtain_all", Mode::Exclusive),
-            Sharing::Readers => ("shared", Mode::Shared),
-            Sharing::Permits { limit: 0, .. } => return refuse("permits", "must be at least 1"),
-            Sharing::Permits { limit, weight } => match u8::try_from(weight) {
-                Ok(byte) if (1..=limit.min(MOST_WEIGHT)).contains(&weight) => {
-                    let weight = byte;
-                    ("permits", Mode::Permits { limit, weight })
+    fn mode_fault(&self, engine: &Engine) -> Option<(&'static str, &'static str)> {
+        let shares = match self.mode {
+            Mode::Exclusive if !self.is_group() => return None,
+            Mode::Exclusive => None,
+            Mode::Shared => Some("shared"),
+            Mode::Permits { limit: 0, .. } => return Some(("permits", "must be at least 1")),
+            Mode::Permits { limit, weight } => {
+                if !(1..=limit.min(MOST_WEIGHT)).contains(&weight.into()) {
+                    return Some(("weight", "must be from 1 to 64, and within the limit"));
                 }
-                _ => return refuse("weight", "must be from 1 to 64, and within the limit"),
-            },
+                Some("permits")
+            }
         };
-        if self.is_group() && mode != Mode::Exclusive {
-            refuse(setting, "is for locks of one key only")
-        } else if mode != Mode::Exclusive && !self.known_engine().shares {
-            refuse(setting, "a quorum has exclusive locks only")
-        } else if self.is_nested {
-            refuse("nested", EXCLUSIVE_ONLY)
-        } else if self.reentrant {
-            refuse("reentrant", EXCLUSIVE_ONLY)
-        } else if self.leads {
-            refuse("leadership", EXCLUSIVE_ONLY)
-        } else {
-            Ok(mode)
+        match shares {
+            Some(setting) if self.is_group() => Some((setting, "is for locks of one key only")),
+            Some(setting) if !engine.shares => Some((setting, "a quorum has exclusive locks only")),
+            _ if self.is_nested => Some(("nested", EXCLUSIVE_ONLY)),
+            _ if self.reentrant => Some(("reentrant", EXCLUSIVE_ONLY)),
+            _ if self.leads => Some(("leadership", EXCLUSIVE_ONLY)),
+            _ => None,
         }
+    }
+
+    /// The error of a setting that is invalid.
+    pub(crate) fn fault(&self, setting: &'static str, reason: &'static str) -> LockError {
+        LockError::InvalidSetting {
+            key: self.key().clone(),
+            setting,
+            reason,
+        }
+    }
+
+    /// The session by which the lock can be looked at, or why it cannot.
+    pub(crate) fn session(&self) -> Result<Arc<dyn Session>, LockError> {
+        let closed = || LockError::Closed {
+            key: self.key().clone(),
+        };
+        self.engine()?.session().ok_or_else(closed)
     }
 
     /// The same for a lock that [can be acquired](Self::engine).
@@ -270,15 +246,22 @@ impl LockOptions {
     }
 
     /// What the registry is asked for.
-    pub(crate) fn arrival(&self, patience: Patience, wait: Duration) -> Arrival {
+    pub(crate) fn arrival(&self) -> Arrival {
+        let engine = self.known_engine();
+        let asks_once = self.wait().is_zero();
         Arrival {
-            ttl: self.ttl(self.known_engine()),
+            ttl: self.ttl(engine),
             renewals: self.renewals(),
             on_finish: self.on_finish,
             is_conditional: self.is_conditional,
-            patience,
-            wait,
+            asks_once,
+            wait: match asks_once {
+                // The store has this long to answer.
+                true => engine.settings.response_timeout,
+                false => self.wait(),
+            },
             repeats: self.repeat.as_ref().map_or(Pauses::Usual, Repeat::start),
+            adopts: None,
         }
     }
 }

@@ -17,13 +17,15 @@ pub(crate) mod time;
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use tokio::runtime::Handle;
+
+use crate::base::mutex::Mutex;
 
 /// What this thread does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +108,7 @@ pub(crate) struct Task {
     waker: OnceLock<Waker>,
     /// How often the host has polled it.
     polls: AtomicU64,
+    /// Locked while somebody polls it. A panic of the task is reported where it is polled.
     work: Mutex<Work>,
 }
 
@@ -133,7 +136,7 @@ impl Tasks {
                 given_up: None,
             }),
         });
-        let mut known = self.lock();
+        let mut known = self.known.lock();
         if known.len() == known.capacity() {
             known.retain(|task| task.strong_count() > 0);
         }
@@ -146,16 +149,16 @@ impl Tasks {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Weak<Task>>> {
-        // Every change leaves the list consistent.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Those that have not ended.
+    fn known(&self) -> Vec<Arc<Task>> {
+        self.known.lock().iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Wakes the tasks that are with their hosts, and returns how often each was polled until now.
     pub(crate) fn wake(&self) -> Vec<(Arc<Task>, u64)> {
-        let known: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
-        let is_home = |task: &Arc<Task>| task.try_lock().is_none_or(|work| work.away.is_none());
-        let tasks = known.into_iter().filter(is_home);
+        let is_home =
+            |task: &Arc<Task>| task.work.try_lock().is_none_or(|work| work.away.is_none());
+        let tasks = self.known().into_iter().filter(is_home);
         tasks
             .map(|task| {
                 let polls = task.polls.load(Ordering::Acquire);
@@ -169,16 +172,18 @@ impl Tasks {
 
     /// Since when a guest has any of them.
     pub(crate) fn away_since(&self) -> Option<Instant> {
-        let known: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
-        known.iter().filter_map(|task| task.try_lock()?.away).min()
+        let known = self.known();
+        known
+            .iter()
+            .filter_map(|task| task.work.try_lock()?.away)
+            .min()
     }
 
     /// The guest gives up those that it has.
     pub(crate) fn leave(&self) {
-        let known: Vec<_> = self.lock().iter().filter_map(Weak::upgrade).collect();
-        for task in known {
+        for task in self.known() {
             // What is locked is polled by its host.
-            if let Some(mut work) = task.try_lock()
+            if let Some(mut work) = task.work.try_lock()
                 && work.away.is_some()
             {
                 work.given_up = Some(task.polls.load(Ordering::Acquire));
@@ -189,23 +194,9 @@ impl Tasks {
 }
 
 impl Task {
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        // A panic of the task is reported where it is polled. The fields of `Work` are consistent all the same.
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// `None`: somebody polls it.
-    fn try_lock(&self) -> Option<MutexGuard<'_, Work>> {
-        match self.work.try_lock() {
-            Ok(work) => Some(work),
-            Err(TryLockError::Poisoned(work)) => Some(work.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     /// If the host has not polled it since then, polls it on the present runtime from now on.
     pub(crate) fn lend(self: Arc<Self>, polls: u64) {
-        let Some(mut work) = self.try_lock() else {
+        let Some(mut work) = self.work.try_lock() else {
             return;
         };
         let is_busy = self.polls.load(Ordering::Acquire) == polls;
@@ -247,7 +238,7 @@ impl Future for Host {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let task = &self.0;
         task.waker.get_or_init(|| cx.waker().clone());
-        let mut work = task.lock();
+        let mut work = task.work.lock();
         task.polls.fetch_add(1, Ordering::Release);
         task.come_back(&mut work);
         at(Place::Host, || task.poll(&mut work, cx))
@@ -257,7 +248,7 @@ impl Future for Host {
 impl Drop for Host {
     /// The task has ended, or its runtime has.
     fn drop(&mut self) {
-        let mut work = self.0.lock();
+        let mut work = self.0.work.lock();
         let future = work.future.take();
         self.0.come_back(&mut work);
         drop(work);
@@ -273,7 +264,7 @@ impl Future for Guest {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let task = &self.0;
-        let Some(mut work) = task.try_lock() else {
+        let Some(mut work) = task.work.try_lock() else {
             // Its host polls it.
             return Poll::Ready(());
         };

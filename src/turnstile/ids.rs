@@ -5,7 +5,6 @@ use super::machine::Rules;
 use super::time::Point;
 use super::wait_queue::WaiterId;
 use crate::base::Mode;
-use crate::base::clock::Moment;
 use crate::store::contract::Owner;
 
 /// The golden ratio less 1, as a part of 2^64.
@@ -107,34 +106,6 @@ impl Ids {
         z ^= z >> 31;
         let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX - 1);
         Duration::from_micros(z % (most + 1))
-    }
-}
-
-/// What comes in with every event: the time, and what the registry's turnstiles share.
-#[derive(Debug)]
-pub(crate) struct EventCx<'a> {
-    pub(crate) now: Moment,
-    pub(crate) ids: &'a mut Ids,
-    /// Whether this line asks again while its ticket is in the queue. Only the first line of a registry does, for all of
-    /// them (M5).
-    pub(super) asks_for_others: bool,
-    /// How many leases the registry may have: the renewals of many are spread (G5).
-    pub(crate) leases: usize,
-}
-
-impl<'a> EventCx<'a> {
-    pub(crate) fn new(now: Moment, ids: &'a mut Ids) -> Self {
-        Self {
-            now,
-            ids,
-            asks_for_others: true,
-            leases: 1,
-        }
-    }
-
-    /// The time, as a turnstile stores it.
-    pub(super) fn at(&self) -> Point {
-        self.now.into()
     }
 }
 

@@ -1,23 +1,21 @@
 //! All that one registry has of one key: a turnstile for the exclusive callers, and one for each shared caller (M6).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 use std::{iter, mem};
 
 use foldhash::HashMap;
 
-use super::ids::EventCx;
-use super::machine::{Effect, Tickets, Turnstile};
+use super::event_cx::{Effect, EventCx};
+use super::machine::{Tickets, Turnstile};
 use super::verdict::{Holding, Refusal, Verdict, WaiterVerdict};
 use super::wait_queue::{Request, WaiterId};
 use crate::base::clock::Moment;
-use crate::base::{LossCause, Mode, OnFinish, StoreError};
+use crate::base::{Mode, StoreError};
 use crate::store::contract::{Grant, Op, OpResult, Owner};
 
-/// The turnstiles of one key. Its methods are those of a [`Turnstile`], and each reaches the one that it is about.
+/// The turnstiles of one key. An event reaches the one that it is about, or all.
 ///
-/// After every call drain [`next_effect`](Self::next_effect) in order, then look at
+/// After every call drain the [`effects`](EventCx::effects) in order, then look at
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
 pub(crate) struct Lines<Caller> {
@@ -93,21 +91,7 @@ impl<Caller: Clone> Lines<Caller> {
         self.exclusive.assume_down(error);
     }
 
-    /// What is to be done next.
-    pub(crate) fn next_effect(&mut self) -> Option<Effect<Caller>> {
-        let effect = self.exclusive.next_effect();
-        if effect.is_none() {
-            self.shared.take_if(|shared| shared.lines.is_empty());
-        }
-        effect
-    }
-
-    /// Lends it a buffer for the effects of an event, or takes that back once all are drained.
-    pub(crate) fn swap_buffer(&mut self, buffer: &mut VecDeque<Effect<Caller>>) {
-        mem::swap(self.exclusive.effects(), buffer);
-    }
-
-    /// Nobody waits, nothing is held or pending, and all effects are drained: all this may be dropped.
+    /// Nobody waits, nothing is held or pending: all this may be dropped.
     pub(crate) fn is_idle(&self) -> bool {
         self.exclusive.is_idle() && self.shared.is_none()
     }
@@ -127,7 +111,7 @@ impl<Caller: Clone> Lines<Caller> {
         self.turnstiles().flat_map(Turnstile::waiters)
     }
 
-    /// Everybody who still awaits a verdict.
+    /// Everybody who still awaits a verdict, but for those of the effects.
     pub(crate) fn callers(&self) -> impl Iterator<Item = &Caller> {
         self.turnstiles().flat_map(Turnstile::callers)
     }
@@ -145,10 +129,10 @@ impl<Caller: Clone> Lines<Caller> {
         exclusive.into_iter().chain(shared).min()
     }
 
-    /// A caller wants the key. Its verdicts come as effects.
+    /// A caller wants the key, or a lease that it adopts. Its verdicts come as effects.
     pub(crate) fn arrive(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         mode: Mode,
         request: Request<Caller>,
     ) -> WaiterId {
@@ -156,98 +140,15 @@ impl<Caller: Clone> Lines<Caller> {
         if mode == Mode::Exclusive {
             return self.exclusive.arrive(cx, request, shared);
         }
-        let others = shared + self.exclusive.waiting();
-        self.begin_line(cx, mode, |turnstile, cx| {
-            turnstile.arrive(cx, request, others)
-        })
-    }
-
-    /// A caller wants the lease that the owner `from` left in the store: see [`Turnstile::adopt`].
-    pub(crate) fn adopt(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        mode: Mode,
-        from: Arc<str>,
-        request: Request<Caller>,
-    ) -> WaiterId {
-        if mode == Mode::Exclusive {
-            return self.exclusive.adopt(cx, from, request);
-        }
-        self.begin_line(cx, mode, |turnstile, cx| turnstile.adopt(cx, from, request))
-    }
-
-    fn begin_line(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        mode: Mode,
-        arrive: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> WaiterId,
-    ) -> WaiterId {
         let mut turnstile = self.exclusive.beside(mode);
-        let effects = self.exclusive.effects();
-        let earlier = effects.len();
-        mem::swap(turnstile.effects(), effects);
-        let id = arrive(&mut turnstile, cx);
-        mem::swap(turnstile.effects(), effects);
+        let earlier = cx.effects.len();
+        let id = turnstile.arrive(cx, request, shared + self.exclusive.waiting());
         let shared = self.shared.get_or_insert_default();
         let owners = Vec::new();
         shared.lines.insert(id, Line { turnstile, owners });
-        shared.update(cx.now, id, Indexed::default(), effects.range_mut(earlier..));
+        shared.update(cx, id, Indexed::default(), earlier);
+        self.drop_if_unused();
         id
-    }
-
-    pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
-        self.feed(cx, id, |turnstile, cx| turnstile.leave(cx, id));
-    }
-
-    pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
-        self.feed(cx, id, |turnstile, cx| turnstile.take(cx, id))
-    }
-
-    pub(crate) fn extend(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        id: WaiterId,
-        ttl: Duration,
-    ) -> Option<Moment> {
-        self.feed(cx, id, |turnstile, cx| turnstile.extend(cx, id, ttl))
-    }
-
-    pub(crate) fn finish(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        id: WaiterId,
-        keeps: bool,
-    ) -> Option<Owner> {
-        self.feed(cx, id, |turnstile, cx| turnstile.finish(cx, id, keeps))
-    }
-
-    pub(crate) fn detach(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> Option<Owner> {
-        self.feed(cx, id, |turnstile, cx| turnstile.detach(cx, id))
-    }
-
-    pub(crate) fn restart(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        id: WaiterId,
-        renewals: u32,
-        on_finish: OnFinish,
-    ) {
-        self.feed(cx, id, |turnstile, cx| {
-            turnstile.restart(cx, id, renewals, on_finish);
-        });
-    }
-
-    pub(crate) fn forbid_passes(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
-        self.feed(cx, id, |turnstile, _| turnstile.forbid_passes(id));
-    }
-
-    pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
-        self.turnstile_of(id).is_kept(cx, id)
-    }
-
-    /// The owner under which the store has the lease of this holder.
-    pub(crate) fn owner_of(&self, id: WaiterId) -> Option<Owner> {
-        self.turnstile_of(id).owner_of(id)
     }
 
     /// Whether any lease is held under the owner with this sequence.
@@ -256,22 +157,15 @@ impl<Caller: Clone> Lines<Caller> {
         owners.any(|owner| owner.sequence == sequence)
     }
 
-    pub(crate) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
-        self.turnstile_of(id).cause_of_expiry(now, id)
-    }
-
-    fn turnstile_of(&self, id: WaiterId) -> &Turnstile<Caller> {
+    /// The turnstile of this caller.
+    pub(crate) fn turnstile_of(&self, id: WaiterId) -> &Turnstile<Caller> {
         let shared = self.shared.as_ref();
         let line = shared.and_then(|shared| shared.lines.get(&id));
         line.map_or(&self.exclusive, |line| &line.turnstile)
     }
 
-    pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
-        self.feed(cx, id, |turnstile, cx| turnstile.on_pause(cx, id, pause));
-    }
-
     /// Time went by.
-    pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
+    pub(crate) fn tick(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.exclusive.tick(cx);
         let due = ..=(cx.now, WaiterId::LAST);
         let shared = self.shared.iter();
@@ -283,7 +177,7 @@ impl<Caller: Clone> Lines<Caller> {
         }
     }
 
-    pub(crate) fn replied(&mut self, cx: &mut EventCx<'_>, op: &Op, result: OpResult) {
+    pub(crate) fn replied(&mut self, cx: &mut EventCx<'_, Caller>, op: &Op, result: OpResult) {
         if !is_serve(op) {
             self.feed_owner(cx, op.owner(), |turnstile, cx| {
                 turnstile.replied(cx, op, result)
@@ -291,7 +185,7 @@ impl<Caller: Clone> Lines<Caller> {
         }
     }
 
-    pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_>, op: &Op) {
+    pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_, Caller>, op: &Op) {
         if !is_serve(op) {
             self.feed_owner(cx, op.owner(), |turnstile, cx| turnstile.op_dropped(cx, op));
         }
@@ -299,7 +193,7 @@ impl<Caller: Clone> Lines<Caller> {
 
     pub(crate) fn grant_received(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         grant: Grant,
         fault: Option<StoreError>,
     ) {
@@ -319,38 +213,6 @@ impl<Caller: Clone> Lines<Caller> {
         });
     }
 
-    pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
-        self.feed_all(cx, |turnstile, cx| turnstile.down(cx, error));
-    }
-
-    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>, elsewhere: bool) {
-        self.feed_all(cx, |turnstile, cx| turnstile.up_renew(cx, elsewhere));
-    }
-
-    pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
-        self.feed_all(cx, |turnstile, cx| turnstile.up(cx, queue));
-    }
-
-    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
-        self.feed_all(cx, Turnstile::freed);
-    }
-
-    pub(crate) fn close(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        grace: impl Fn(&Caller) -> Option<Moment>,
-    ) {
-        self.feed_all(cx, |turnstile, cx| turnstile.close(cx, &grace));
-    }
-
-    pub(crate) fn drain(&mut self, cx: &mut EventCx<'_>) {
-        self.feed_all(cx, Turnstile::drain);
-    }
-
-    pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
-        self.feed_all(cx, Turnstile::disconnect);
-    }
-
     #[cfg(test)]
     pub(super) fn known_owners(&self) -> usize {
         let shared = self.shared.as_ref();
@@ -358,11 +220,11 @@ impl<Caller: Clone> Lines<Caller> {
     }
 
     /// Feeds the turnstile of this caller.
-    fn feed<R>(
+    pub(crate) fn feed<R>(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>) -> R,
     ) -> R {
         match self.has_line(id) {
             true => self.feed_line(cx, id, event),
@@ -374,9 +236,9 @@ impl<Caller: Clone> Lines<Caller> {
     /// Feeds the turnstile of this owner. One that is not known has nothing to hear.
     fn feed_owner(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         owner: Owner,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>),
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>),
     ) {
         if owner.mode == Mode::Exclusive {
             event(&mut self.exclusive, cx);
@@ -389,10 +251,11 @@ impl<Caller: Clone> Lines<Caller> {
         }
     }
 
-    fn feed_all(
+    /// Feeds all turnstiles.
+    pub(crate) fn feed_all(
         &mut self,
-        cx: &mut EventCx<'_>,
-        event: impl Fn(&mut Turnstile<Caller>, &mut EventCx<'_>),
+        cx: &mut EventCx<'_, Caller>,
+        event: impl Fn(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>),
     ) {
         event(&mut self.exclusive, cx);
         let ids = self.shared.iter().flat_map(|shared| shared.lines.keys());
@@ -409,9 +272,9 @@ impl<Caller: Clone> Lines<Caller> {
     /// Feeds a line, unless what another was fed has ended it.
     fn feed_line_if_any(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>),
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>),
     ) {
         if self.has_line(id) {
             self.feed_line(cx, id, event);
@@ -421,9 +284,9 @@ impl<Caller: Clone> Lines<Caller> {
     /// Feeds a line. If another becomes the first that waits, that one asks soon.
     fn feed_line<R>(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>) -> R,
     ) -> R {
         let (result, tickets, mut next) = self.feed_one(cx, id, event);
         while let Some(first) = next {
@@ -431,16 +294,21 @@ impl<Caller: Clone> Lines<Caller> {
             ((), _, next) = self.feed_one(cx, first, Turnstile::ask_soon);
         }
         self.ask_again(cx, tickets, Some(id));
+        self.drop_if_unused();
         result
+    }
+
+    fn drop_if_unused(&mut self) {
+        self.shared.take_if(|shared| shared.lines.is_empty());
     }
 
     /// Feeds a line, and drops it if it is idle. Returns what it has found out about tickets, and the line that is the
     /// first in its place.
     fn feed_one<R>(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>) -> R,
     ) -> (R, Tickets, Option<WaiterId>) {
         let shared = self.shared.as_mut().expect("it has the line");
         let leases = cx.leases + shared.lines.len();
@@ -449,16 +317,14 @@ impl<Caller: Clone> Lines<Caller> {
         let mut cx_of_line = EventCx {
             now: cx.now,
             ids: cx.ids,
+            effects: cx.effects,
             asks_for_others: first.is_none_or(|first| id <= first),
             leases,
         };
-        let effects = self.exclusive.effects();
-        let (before, earlier) = (Indexed::of(turnstile), effects.len());
-        mem::swap(turnstile.effects(), effects);
+        let (before, earlier) = (Indexed::of(turnstile), cx_of_line.effects.len());
         let result = event(turnstile, &mut cx_of_line);
-        mem::swap(turnstile.effects(), effects);
         let tickets = turnstile.take_tickets();
-        shared.update(cx.now, id, before, effects.range_mut(earlier..));
+        shared.update(cx, id, before, earlier);
         let next = shared.acquiring.first().copied();
         let next = next.filter(|next| first == Some(id) && *next != id);
         (result, tickets, next)
@@ -466,7 +332,7 @@ impl<Caller: Clone> Lines<Caller> {
 
     /// M5: if the ticket of the line `but` is gone, or that of the exclusive callers, all others may be, too: all lines
     /// ask. If it may be gone, the next line asks.
-    fn ask_again(&mut self, cx: &mut EventCx<'_>, tickets: Tickets, but: Option<WaiterId>) {
+    fn ask_again(&mut self, cx: &mut EventCx<'_, Caller>, tickets: Tickets, but: Option<WaiterId>) {
         let (most, all_ask) = match tickets {
             Tickets::Kept => return,
             Tickets::Unknown => (1, false),
@@ -489,24 +355,23 @@ fn is_serve(op: &Op) -> bool {
 }
 
 impl<Caller: Clone> SharedLines<Caller> {
-    /// A line was fed: drops it if it is idle, and brings the indexes up to date. `effects`: those of the event.
-    fn update<'a>(
+    /// A line was fed: drops it if it is idle, and brings the indexes up to date. `earlier`: how many effects there were
+    /// before.
+    fn update(
         &mut self,
-        now: Moment,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
         before: Indexed,
-        effects: impl Iterator<Item = &'a mut Effect<Caller>>,
-    ) where
-        Caller: 'a,
-    {
+        earlier: usize,
+    ) {
         let mut owners = Vec::new();
-        for effect in effects {
+        for effect in cx.effects.range_mut(earlier..) {
             if let Effect::Send(op) = effect {
                 owners.push(op.owner());
             } else if let Effect::Wake(_, Verdict::Waiter(WaiterVerdict::Refused(refusal))) = effect
                 && let Refusal::Busy(holding @ None) = refusal
             {
-                *holding = self.holding(now);
+                *holding = self.holding(cx.now);
             }
         }
         let turnstile = self.lines.get(&id).map(|line| &line.turnstile);

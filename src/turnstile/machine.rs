@@ -10,20 +10,19 @@ mod transitions;
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 
 use self::acquisition::{Acquisition, Footprint};
 use self::pending::{Ending, PendingOp};
 use self::transitions::{KeyState, TenureEnd};
-use super::ids::EventCx;
-use super::tenure::{HolderVerdict, LocalLease, LostLease, Tenure};
+use super::event_cx::EventCx;
+use super::tenure::{LocalLease, Tenure};
 use super::time::{Point, deadline};
-use super::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{Adopter, Patience, Request, WaitQueue, WaiterId};
+use super::verdict::{EndMode, Holding, LeaseEnd, Refusal};
+use super::wait_queue::{Request, WaitQueue, WaiterId};
 use crate::base::clock::Moment;
 use crate::base::{LossCause, Mode, OnFinish, StoreError};
-use crate::store::contract::{Grant, Op, Owner};
+use crate::store::contract::{Grant, Owner};
 
 /// The settings of a registry that hold for all its keys.
 #[derive(Clone, Copy, Debug)]
@@ -33,26 +32,6 @@ pub(crate) struct Rules {
     pub(crate) max_waiters: usize,
     /// For so long after it was sent the store may do an attempt whose connection was given up (O5).
     pub(crate) response_timeout: Duration,
-}
-
-/// What the engine is to do.
-#[derive(Clone, Debug)]
-pub(crate) enum Effect<Caller> {
-    Send(Op),
-    Wake(Caller, Verdict),
-    /// Ask the waiter's policy for its next pause, and tell [`on_pause`](Turnstile::on_pause) the answer. The policy is
-    /// the user's code: the engine asks it where nothing is locked.
-    AskPolicy(Caller, WaiterId),
-}
-
-impl<Caller> Effect<Caller> {
-    /// The caller that it concerns.
-    pub(super) fn caller(&self) -> Option<&Caller> {
-        match self {
-            Self::Wake(caller, _) | Self::AskPolicy(caller, _) => Some(caller),
-            Self::Send(_) => None,
-        }
-    }
 }
 
 /// What an answer says about tickets that the store had confirmed.
@@ -99,7 +78,7 @@ struct Trouble {
 
 /// See the [module](super).
 ///
-/// After every call drain [`next_effect`](Self::next_effect) in order, then look at
+/// After every call drain the [`effects`](EventCx::effects) in order, then look at
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
 #[derive(Debug)]
 pub(crate) struct Turnstile<Caller> {
@@ -107,7 +86,7 @@ pub(crate) struct Turnstile<Caller> {
     mode: Mode,
     waiters: WaitQueue<Caller>,
     /// Callers that adopt a lease, in order of arrival. They are served before the wait queue, one at a time.
-    adopters: VecDeque<Adopter<Caller>>,
+    adopters: VecDeque<(WaiterId, Request<Caller>)>,
     state: KeyState<Caller>,
     in_flight: Option<InFlight>,
     /// In order (O2). The first may be in flight.
@@ -124,7 +103,6 @@ pub(crate) struct Turnstile<Caller> {
     closed: bool,
     /// What the last answer has shown about our ticket.
     tickets: Tickets,
-    effects: VecDeque<Effect<Caller>>,
 }
 
 impl<Caller: Clone> Turnstile<Caller> {
@@ -143,7 +121,6 @@ impl<Caller: Clone> Turnstile<Caller> {
             failures: 0,
             closed: false,
             tickets: Tickets::Kept,
-            effects: VecDeque::new(),
         }
     }
 
@@ -178,16 +155,6 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.trouble = Some(Box::new(Trouble { error, since }));
     }
 
-    /// What is to be done next.
-    pub(crate) fn next_effect(&mut self) -> Option<Effect<Caller>> {
-        self.effects.pop_front()
-    }
-
-    /// The queue of its effects. Between two events another has its buffer: there may be a hundred thousand turnstiles.
-    pub(super) fn effects(&mut self) -> &mut VecDeque<Effect<Caller>> {
-        &mut self.effects
-    }
-
     /// Nobody waits, nothing is held or pending: the turnstile may be dropped.
     pub(crate) fn is_idle(&self) -> bool {
         self.waiters.is_empty()
@@ -213,17 +180,16 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The waiters in order: one that was granted the key and was not polled yet, callers that adopt, the wait queue.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &Caller> {
         let granted = self.granted(false).into_iter();
-        let adopters = self.adopters.iter().map(|adopter| &adopter.request);
-        let waiters = adopters.chain(self.waiters.iter());
-        granted.chain(waiters.map(|request| &request.caller))
+        let adopters = self.adopters.iter().map(|(_, request)| request);
+        let waiters = self.waiters.iter().map(|(_, request)| request);
+        granted.chain(adopters.chain(waiters).map(|request| &request.caller))
     }
 
-    /// Everybody who still awaits a verdict.
+    /// Everybody who still awaits a verdict, but for those of the effects.
     pub(crate) fn callers(&self) -> impl Iterator<Item = &Caller> {
         let endings = self.pending.iter().filter_map(PendingOp::caller);
-        let effects = self.effects.iter().filter_map(Effect::caller);
         let holder = self.holder().into_iter();
-        holder.chain(self.waiters()).chain(endings).chain(effects)
+        holder.chain(self.waiters()).chain(endings)
     }
 
     fn granted(&self, taken: bool) -> Option<&Caller> {
@@ -232,10 +198,11 @@ impl<Caller: Clone> Turnstile<Caller> {
         lease.map(|lease| &lease.caller)
     }
 
-    /// A caller wants the key. Its verdicts come as effects. `others`: how many wait at other turnstiles of the key.
+    /// A caller wants the key, or a lease that it adopts. Its verdicts come as effects. `others`: how many wait at other
+    /// turnstiles of the key.
     pub(crate) fn arrive(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         request: Request<Caller>,
         others: usize,
     ) -> WaiterId {
@@ -244,16 +211,18 @@ impl<Caller: Clone> Turnstile<Caller> {
         let tenure = self.state.tenure();
         let held = tenure.is_some_and(|tenure| tenure.lease().is_some());
         if self.closed {
-            self.refuse(request.caller, Refusal::Closed);
-        } else if request.patience == Patience::Once && (held || self.waiters.has_patient()) {
+            cx.refuse(request.caller, Refusal::Closed);
+        } else if request.adopts.is_some() {
+            self.adopters.push_back((id, request));
+        } else if request.asks_once && (held || self.waiters.has_patient()) {
             let refusal = match &self.trouble {
                 // Nobody is known to have it.
                 Some(trouble) if !held => Refusal::Failed(trouble.error.clone()),
                 _ => Refusal::Busy(self.holding(cx.at())),
             };
-            self.refuse(request.caller, refusal);
+            cx.refuse(request.caller, refusal);
         } else if self.waiters.len() + others >= cx.ids.rules.max_waiters {
-            self.refuse(request.caller, Refusal::QueueFull);
+            cx.refuse(request.caller, Refusal::QueueFull);
         } else {
             self.waiters.push(id, request);
             // Whether the store has said that others hold the key, and is not being asked again.
@@ -269,40 +238,15 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// When the wait of an adopter is over. Like a waiter, it waits for longer until the store's first answer has come.
-    fn end_of(&self, adopter: &Adopter<Caller>) -> Point {
-        let Request {
-            until, answer_by, ..
-        } = adopter.request;
-        match &self.trouble {
-            Some(_) => until.into(),
-            None => until.max(answer_by).into(),
-        }
-    }
-
-    /// A caller wants the lease that the owner `from` left in the store. It does not wait in the queue. Its verdicts
-    /// come as effects, like those of a waiter.
-    pub(crate) fn adopt(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        from: Arc<str>,
-        request: Request<Caller>,
-    ) -> WaiterId {
-        self.advance_time(cx);
-        let id = cx.ids.waiter();
-        if self.closed {
-            self.refuse(request.caller, Refusal::Closed);
-        } else {
-            self.adopters.push_back(Adopter { id, from, request });
-        }
-        self.schedule(cx);
-        id
+    fn end_of(&self, (_, adopter): &(WaiterId, Request<Caller>)) -> Point {
+        adopter.end(self.trouble.is_some()).into()
     }
 
     /// A waiter gave up, or was dropped: in the wait queue, adopting, or granted the key and not polled.
-    pub(crate) fn leave(&mut self, cx: &mut EventCx<'_>, id: WaiterId) {
+    pub(crate) fn leave(&mut self, cx: &mut EventCx<'_, Caller>, id: WaiterId) {
         self.advance_time(cx);
         self.waiters.remove(id);
-        self.adopters.retain(|adopter| adopter.id != id);
+        self.adopters.retain(|(adopter, _)| *adopter != id);
         if let Some(tenure) = self.state.tenure_mut() {
             tenure.finish(id);
         }
@@ -310,7 +254,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// A granted waiter has polled: it holds the lease from here on. Returns false if it has lost its turn.
-    pub(crate) fn take(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> bool {
+    pub(crate) fn take(&mut self, cx: &mut EventCx<'_, Caller>, id: WaiterId) -> bool {
         self.advance_time(cx);
         let tenure = self.state.tenure_mut();
         let taken = tenure.and_then(|tenure| tenure.take(cx, id));
@@ -324,7 +268,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// A lease begins anew: its ttl counts from now. `renewals`: how often the watchdog renews it at most.
     pub(crate) fn restart(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
         renewals: u32,
         on_finish: OnFinish,
@@ -338,7 +282,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// A lease begins, and is renewed now if it wants more time.
-    fn begin(&mut self, cx: &mut EventCx<'_>, wants_more: bool) {
+    fn begin(&mut self, cx: &mut EventCx<'_, Caller>, wants_more: bool) {
         if wants_more {
             self.renew(cx);
         }
@@ -358,7 +302,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// until it confirms, or the lease is over.
     pub(crate) fn extend(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
         ttl: Duration,
     ) -> Option<Moment> {
@@ -367,50 +311,35 @@ impl<Caller: Clone> Turnstile<Caller> {
         let mut extended = None;
         if let Some(tenure) = self.tenure_of(id) {
             extended = Some(until.moment());
-            let verdict = tenure.extend(cx.at(), ttl, until);
-            self.wake_holder(verdict);
+            cx.wake_holder(tenure.extend(cx.at(), ttl, until));
             self.advance_time(cx);
         }
         self.schedule(cx);
         extended
     }
 
-    /// The holder ends its lease. With `keeps` the key stays as the request has asked, if the time for that is not over.
-    /// If the key is released, or kept for a time, a verdict follows. If it is left to expire, nothing is sent, and the
-    /// owner of the tenure is returned.
+    /// The holder ends its lease. If the key is released, or kept for a time, a verdict follows. If it is left in the
+    /// store, nothing is sent, and the owner is returned under which it is there.
     pub(crate) fn finish(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
-        keeps: bool,
-    ) -> Option<Owner> {
-        let kept_until = |lease: &LocalLease<Caller>, now| lease.kept_until(now).filter(|_| keeps);
-        self.end_holding(cx, id, kept_until)
-    }
-
-    /// The holder leaves its lease in the store. Returns the owner under which it is there.
-    pub(crate) fn detach(&mut self, cx: &mut EventCx<'_>, id: WaiterId) -> Option<Owner> {
-        self.end_holding(cx, id, |_, _| Some(Point::FOREVER))
-    }
-
-    /// The holder ends its lease. `kept_until`: until when the key stays in the store. `FOREVER`: until it expires, and
-    /// its owner is returned.
-    fn end_holding(
-        &mut self,
-        cx: &mut EventCx<'_>,
-        id: WaiterId,
-        kept_until: impl FnOnce(&LocalLease<Caller>, Point) -> Option<Point>,
+        end_mode: EndMode,
     ) -> Option<Owner> {
         self.expire_due(cx);
         let mut left = None;
         if let Some(tenure) = self.state.tenure_mut()
             && let Some((lease, deadline)) = tenure.finish(id)
         {
-            let kept_until = kept_until(&lease, cx.at());
+            let kept_until = match end_mode {
+                EndMode::Release => None,
+                EndMode::Keep => lease.kept_until(cx.at()),
+                EndMode::Detach => Some(Point::FOREVER),
+            };
             let caller = lease.caller;
             if kept_until == Some(Point::FOREVER) {
                 left = Some(tenure.owner());
-                self.end_lease(caller, LeaseEnd::Released);
+                cx.end_lease(caller, LeaseEnd::Released);
                 self.end_tenure(cx, TenureEnd::LetExpire);
             } else {
                 let ending = Some(Ending { caller, deadline });
@@ -443,7 +372,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Whether the key stays in the store if this holder ends its lease now, as its request has asked.
-    pub(crate) fn is_kept(&self, cx: &EventCx<'_>, id: WaiterId) -> bool {
+    pub(crate) fn is_kept(&self, cx: &EventCx<'_, Caller>, id: WaiterId) -> bool {
         let lease = self.lease_of(id);
         lease.is_some_and(|lease| lease.kept_until(cx.at()).is_some())
     }
@@ -453,7 +382,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Time went by.
-    pub(crate) fn tick(&mut self, cx: &mut EventCx<'_>) {
+    pub(crate) fn tick(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.advance_time(cx);
         self.schedule(cx);
     }
@@ -481,7 +410,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Why the lease of this caller was not prolonged. Its deadline has passed, and its holder has not been told.
-    pub(super) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
+    pub(crate) fn cause_of_expiry(&self, now: Moment, id: WaiterId) -> Option<LossCause> {
         let (tenure, lease) = (self.state.tenure()?, self.lease_of(id)?);
         Some(tenure.cause_of_expiry(lease, now.into(), self.away_since()))
     }
@@ -490,38 +419,5 @@ impl<Caller: Clone> Turnstile<Caller> {
     fn away_since(&self) -> Option<Point> {
         let trouble = self.trouble.as_ref().filter(|_| self.down);
         trouble.map(|trouble| trouble.since)
-    }
-
-    fn wake_waiter(&mut self, caller: Caller, verdict: WaiterVerdict) {
-        self.effect(Effect::Wake(caller, Verdict::Waiter(verdict)));
-    }
-
-    fn refuse(&mut self, caller: Caller, refusal: Refusal) {
-        self.wake_waiter(caller, WaiterVerdict::Refused(refusal));
-    }
-
-    fn wake_holder(&mut self, verdict: HolderVerdict<Caller>) {
-        if let Some((caller, verdict)) = verdict {
-            self.effect(Effect::Wake(caller, Verdict::Lease(verdict)));
-        }
-    }
-
-    fn end_lease(&mut self, caller: Caller, end: LeaseEnd) {
-        self.wake_holder(Some((caller, LeaseVerdict::Ended(end))));
-    }
-
-    /// A lease was lost, at its deadline or in the store.
-    fn tell_lost(&mut self, lost: LostLease<Caller>) {
-        match lost {
-            Some((lease, cause)) if lease.is_taken() => {
-                self.end_lease(lease.caller, LeaseEnd::Lost(cause));
-            }
-            Some((lease, _)) => self.wake_waiter(lease.caller, WaiterVerdict::TurnLost),
-            None => {}
-        }
-    }
-
-    fn effect(&mut self, effect: Effect<Caller>) {
-        self.effects.push_back(effect);
     }
 }

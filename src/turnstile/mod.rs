@@ -1,7 +1,7 @@
 //! Who is next for one key, in one registry: a plain state machine.
 //!
-//! No clock, no runtime, no I/O: events and the time come in by method calls, effects are drained
-//! with [`Turnstile::next_effect`] after each, and [`Turnstile::next_timeout`] says when to call
+//! No clock, no runtime, no I/O: events and the time come in by method calls, effects go out by
+//! [`EventCx::effects`], and [`Turnstile::next_timeout`] says when to call
 //! [`Turnstile::tick`] at the latest. It keeps:
 //!
 //! - **I1** at most one tenure, and at most one lease in it. Each reader and each permit has a turnstile of its own;
@@ -32,9 +32,11 @@
 //! | `tenure.rs` | the span in which this registry holds the key, and its lease |
 //! | `wait_queue.rs` | the local waiters |
 //! | `verdict.rs` | the verdicts that callers get |
-//! | `ids.rs` | ids, random numbers and the context of an event |
+//! | `event_cx.rs` | the context of an event, and its effects |
+//! | `ids.rs` | ids and random numbers |
 //! | `time.rs` | points in time |
 
+mod event_cx;
 mod ids;
 mod lines;
 mod machine;
@@ -47,8 +49,11 @@ mod time;
 mod verdict;
 mod wait_queue;
 
-pub(crate) use self::ids::{EventCx, Ids};
+pub(crate) use self::event_cx::{Effect, EventCx};
+pub(crate) use self::ids::Ids;
 pub(crate) use self::lines::Lines;
-pub(crate) use self::machine::{Effect, Rules};
-pub(crate) use self::verdict::{Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
-pub(crate) use self::wait_queue::{Patience, Request, WaiterId};
+pub(crate) use self::machine::{Rules, Turnstile};
+pub(crate) use self::verdict::{
+    EndMode, Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict,
+};
+pub(crate) use self::wait_queue::{Request, WaiterId};

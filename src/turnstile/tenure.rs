@@ -3,7 +3,8 @@
 use std::mem;
 use std::time::Duration;
 
-use super::ids::{EventCx, Ids};
+use super::event_cx::EventCx;
+use super::ids::Ids;
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::{Holding, LeaseVerdict};
@@ -69,12 +70,7 @@ impl Win {
 
 #[derive(Debug)]
 pub(super) struct Tenure<Caller> {
-    owner: Owner,
-    had_ticket: bool,
-    uncontended: u8,
-    epoch: u64,
-    start: Point,
-    ttl: Duration,
+    win: Win,
     deadline: Point,
     lease: Option<LocalLease<Caller>>,
     /// A renewal in flight: when it was sent.
@@ -202,7 +198,7 @@ impl<Caller> LocalLease<Caller> {
     }
 
     /// The watchdog renews a third of the ttl from now, if any renewals are left.
-    fn count_from(&mut self, cx: &EventCx<'_>) {
+    fn count_from(&mut self, cx: &EventCx<'_, Caller>) {
         let now = cx.at();
         self.intended_end = deadline(now, self.ttl);
         self.is_planned = false;
@@ -219,12 +215,6 @@ impl<Caller> LocalLease<Caller> {
 impl<Caller: Clone> Tenure<Caller> {
     pub(super) fn new(win: Win, now: Point) -> Self {
         Self {
-            owner: win.owner,
-            had_ticket: win.had_ticket,
-            uncontended: win.uncontended,
-            epoch: win.epoch,
-            start: win.start,
-            ttl: win.ttl,
             deadline: win.deadline(),
             lease: None,
             renewing: None,
@@ -235,6 +225,7 @@ impl<Caller: Clone> Tenure<Caller> {
             turns: 0,
             forbids_passes: false,
             is_elsewhere: false,
+            win,
         }
     }
 
@@ -250,13 +241,13 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     pub(super) fn owner(&self) -> Owner {
-        self.owner
+        self.win.owner
     }
 
     /// Who has the key, if there is a lease that is not over.
     pub(super) fn holding(&self, now: Point) -> Option<Holding> {
         let ends = self.lease.as_ref()?.deadline(self.deadline);
-        let (owner, left) = (self.owner, ends.since(now));
+        let (owner, left) = (self.owner(), ends.since(now));
         (!left.is_zero()).then_some(Holding::Here { owner, left })
     }
 
@@ -295,7 +286,7 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     pub(super) fn had_ticket(&self) -> bool {
-        self.had_ticket
+        self.win.had_ticket
     }
 
     pub(super) fn lease(&self) -> Option<&LocalLease<Caller>> {
@@ -308,7 +299,7 @@ impl<Caller: Clone> Tenure<Caller> {
 
     /// [`uncontended`](Win::uncontended) of the next tenure, if a yield gives the key back to us.
     pub(super) fn uncontended_after_yield(&self) -> u8 {
-        self.uncontended.saturating_add(1)
+        self.win.uncontended.saturating_add(1)
     }
 
     /// Whether the next waiter may have the key without the store being asked.
@@ -324,7 +315,7 @@ impl<Caller: Clone> Tenure<Caller> {
             return false;
         }
         let ttl = next.ttl;
-        if self.longest_extension > ttl.max(self.ttl) {
+        if self.longest_extension > ttl.max(self.win.ttl) {
             // If the next holder crashed, the store would keep the key for the last holder's extension.
             return false;
         }
@@ -336,7 +327,7 @@ impl<Caller: Clone> Tenure<Caller> {
         // A yield takes as long as a dozen turns. If no other registry wanted the key for two tenures, the
         // yield comes four times less often. One tenure is not enough: a registry with a single waiter
         // enters the queue again only a moment after its turn.
-        let passes = match self.uncontended {
+        let passes = match self.win.uncontended {
             0 | 1 => rules.local_passes,
             _ => rules.local_passes.saturating_mul(4),
         };
@@ -352,7 +343,7 @@ impl<Caller: Clone> Tenure<Caller> {
         request: Request<Caller>,
         now: Point,
     ) -> (Token, Point) {
-        let token = Token::of(self.epoch, self.turns.into());
+        let token = Token::of(self.win.epoch, self.turns.into());
         self.turns += 1;
         let ttl = request.ttl;
         let intended_end = deadline(now, ttl);
@@ -360,7 +351,7 @@ impl<Caller: Clone> Tenure<Caller> {
             // W3: only a lease that is longer than the ticket's ttl is worth a renewal, or one whose grant is proved by
             // an old answer (D2). Others end with the tenure, which gives them nearly all of their ttl.
             let is_enough = self.deadline.since(now) >= most_of(ttl);
-            if token.is_passed() || ttl <= self.ttl && is_enough {
+            if token.is_passed() || ttl <= self.win.ttl && is_enough {
                 intended_end.min(self.deadline)
             } else {
                 intended_end
@@ -370,11 +361,15 @@ impl<Caller: Clone> Tenure<Caller> {
             id,
             caller: request.caller,
             phase: LeasePhase::Offered,
-            end_by: now + self.ttl.min(ttl) / 3,
+            end_by: now + self.win.ttl.min(ttl) / 3,
             // A pass is an acquisition, too.
             kept_until: kept_until(
                 request.on_finish,
-                if token.is_passed() { now } else { self.start },
+                if token.is_passed() {
+                    now
+                } else {
+                    self.win.start
+                },
             ),
             keeps_by_itself: !request.is_conditional,
             ttl,
@@ -392,11 +387,11 @@ impl<Caller: Clone> Tenure<Caller> {
 
     /// The caller has seen its lease, and holds it from here on. `None`: the lease is not its. Returns `Some(true)` if the
     /// lease must be renewed at once (W3): its ttl exceeds the ticket's, or too little is left.
-    pub(super) fn take(&mut self, cx: &EventCx<'_>, id: WaiterId) -> Option<bool> {
+    pub(super) fn take(&mut self, cx: &EventCx<'_, Caller>, id: WaiterId) -> Option<bool> {
         let lease = self.lease.as_mut().filter(|lease| lease.id == id)?;
         lease.phase = LeasePhase::Taken;
         let ttl = lease.ttl;
-        let enough = if ttl > self.ttl {
+        let enough = if ttl > self.win.ttl {
             Duration::MAX
         } else if self.turns > 1 {
             // A pass brings less than the ttl.
@@ -409,7 +404,12 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     /// The lease begins anew, as if it were acquired now. Returns whether it must be renewed at once.
-    pub(super) fn restart(&mut self, cx: &EventCx<'_>, renewals: u32, on_finish: OnFinish) -> bool {
+    pub(super) fn restart(
+        &mut self,
+        cx: &EventCx<'_, Caller>,
+        renewals: u32,
+        on_finish: OnFinish,
+    ) -> bool {
         let Some(lease) = &mut self.lease else {
             return false;
         };
@@ -424,7 +424,7 @@ impl<Caller: Clone> Tenure<Caller> {
 
     /// The lease counts from now. Returns whether it must be renewed at once: a fixed lease if it ends after the tenure,
     /// another if less than `enough` is left.
-    fn begin_lease(&mut self, cx: &EventCx<'_>, enough: Duration) -> bool {
+    fn begin_lease(&mut self, cx: &EventCx<'_, Caller>, enough: Duration) -> bool {
         let Some(lease) = &mut self.lease else {
             return false;
         };
@@ -508,7 +508,7 @@ impl<Caller: Clone> Tenure<Caller> {
     /// G5: the watchdog of a lease that was just taken comes earlier by a random part of the ttl, up to a quarter. Leases
     /// that were taken together are not renewed together then. A bounded number of renewals are not moved: they would
     /// end earlier.
-    pub(super) fn renew_earlier(&mut self, cx: &mut EventCx<'_>) {
+    pub(super) fn renew_earlier(&mut self, cx: &mut EventCx<'_, Caller>) {
         let lease = self.lease.as_mut();
         if let Some(lease) = lease.filter(|it| it.renewals == u32::MAX && cx.leases >= FEW) {
             let earlier = cx.ids.place_in(lease.ttl / 4);
@@ -518,7 +518,7 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     /// G5: within which time the lease is renewed, if many others are to be renewed, too.
-    pub(super) fn spread(&self, cx: &EventCx<'_>) -> Duration {
+    pub(super) fn spread(&self, cx: &EventCx<'_, Caller>) -> Duration {
         let Some(lease) = self.lease.as_ref().filter(|_| cx.leases >= FEW) else {
             return Duration::ZERO;
         };
@@ -537,7 +537,7 @@ impl<Caller: Clone> Tenure<Caller> {
     /// Returns false if it has few, or the number of renewals is bounded: the lease may be renewed now.
     pub(super) fn plan_renewal(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         choose: impl FnOnce(&mut Ids, Duration) -> Duration,
     ) -> bool {
         let spread = self.spread(cx);
@@ -579,7 +579,7 @@ impl<Caller: Clone> Tenure<Caller> {
 
     /// The renewal to send, if there is a lease. If one is in flight, another follows it: that one may have asked for
     /// less, or for the lease before this one.
-    pub(super) fn renew(&mut self, cx: &EventCx<'_>) -> Option<Op> {
+    pub(super) fn renew(&mut self, cx: &EventCx<'_, Caller>) -> Option<Op> {
         self.renew_again = self.is_renewing();
         if self.is_renewing() {
             return None;
@@ -597,7 +597,7 @@ impl<Caller: Clone> Tenure<Caller> {
         // It may be done even if nobody ever hears of it.
         self.longest_ttl = self.longest_ttl.max(ttl);
         Some(Op::Renew {
-            owner: self.owner,
+            owner: self.win.owner,
             ttl,
             within: self.deadline.since(now),
         })
@@ -705,7 +705,7 @@ impl<Caller: Clone> Tenure<Caller> {
 
     /// A renewal is due, by the watchdog or for an extension. A bounded watchdog comes again after another third of the
     /// ttl; [`renew`](Self::renew) puts off any other.
-    pub(super) fn on_renewal_due(&mut self, cx: &EventCx<'_>) {
+    pub(super) fn on_renewal_due(&mut self, cx: &EventCx<'_, Caller>) {
         let late_at = self.renewal_late_at();
         let Some(lease) = &mut self.lease else {
             return;

@@ -92,6 +92,16 @@ pub(crate) enum LeaseVerdict {
     Ended(LeaseEnd),
 }
 
+/// How a holder ends its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EndMode {
+    Release,
+    /// The key stays as the request has asked, until its ttl is over or for a time, if that is not over.
+    Keep,
+    /// The key stays, for another registry to adopt.
+    Detach,
+}
+
 /// How a lease ended.
 #[derive(Clone, Debug)]
 pub(crate) enum LeaseEnd {

@@ -17,15 +17,6 @@ impl WaiterId {
     pub(super) const LAST: Self = Self(u64::MAX);
 }
 
-/// What a waiter does if the key is busy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// It is refused.
-    Once,
-    /// It waits in the queue.
-    Queue,
-}
-
 /// Until when the key stays if it was acquired at `since`. `FOREVER`: until its ttl is over.
 pub(super) fn kept_until(on_finish: OnFinish, since: Point) -> Point {
     match on_finish {
@@ -42,11 +33,15 @@ pub(crate) struct Request<Caller> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
+    /// The owner whose lease in the store it adopts, as the store has it. It does not wait in the queue: nobody else can
+    /// be given what it wants.
+    pub(crate) adopts: Option<Arc<str>>,
     /// What happens to the key when the lease ends, unless the holder releases it.
     pub(crate) on_finish: OnFinish,
     /// Whether that counts only if the holder ends the lease. If it is lost, or ended by a shutdown, the key is released.
     pub(crate) is_conditional: bool,
-    pub(crate) patience: Patience,
+    /// If the key is busy, it is refused. Any other waits in the queue.
+    pub(crate) asks_once: bool,
     /// Until when it waits for others.
     pub(crate) until: Moment,
     /// Until when it waits for the store's first answer, even if that is later than `until`.
@@ -54,24 +49,18 @@ pub(crate) struct Request<Caller> {
 }
 
 impl<Caller> Request<Caller> {
-    pub(super) fn is_patient(&self) -> bool {
-        self.patience == Patience::Queue
-    }
-
     /// Whether the watchdog prolongs its lease.
     pub(super) fn is_renewed(&self) -> bool {
         self.renewals > 0
     }
-}
 
-/// One local caller that wants the lease which another owner left in the store. It is not in the wait queue: nobody else
-/// can be given what it wants.
-#[derive(Debug)]
-pub(super) struct Adopter<Caller> {
-    pub(super) id: WaiterId,
-    /// The owner that left it, as the store has it.
-    pub(super) from: Arc<str>,
-    pub(super) request: Request<Caller>,
+    /// When its wait is over. The store's first answer is awaited for longer.
+    pub(super) fn end(&self, is_answered: bool) -> Moment {
+        match is_answered {
+            true => self.until,
+            false => self.until.max(self.answer_by),
+        }
+    }
 }
 
 /// The waiters of one key in order of arrival.
@@ -112,7 +101,7 @@ impl<Caller> WaitQueue<Caller> {
     /// Whether any waiter wants a place in the store's queue.
     pub(super) fn has_patient(&self) -> bool {
         self.0.as_ref().is_some_and(|waiters| {
-            waiters.first.1.is_patient() || waiters.once.len() < waiters.others.len()
+            !waiters.first.1.asks_once || waiters.once.len() < waiters.others.len()
         })
     }
 
@@ -122,7 +111,7 @@ impl<Caller> WaitQueue<Caller> {
         match &mut self.0 {
             Some(waiters) => {
                 waiters.by_end.extend(waiters.end(id, &request));
-                waiters.once.extend((!request.is_patient()).then_some(id));
+                waiters.once.extend(request.asks_once.then_some(id));
                 waiters.others.insert(id, request);
             }
             None => {
@@ -151,16 +140,12 @@ impl<Caller> WaitQueue<Caller> {
         Some(first)
     }
 
-    fn iter_with_ids(&self) -> impl Iterator<Item = (WaiterId, &Request<Caller>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, &Request<Caller>)> {
         self.0.iter().flat_map(|waiters| {
             let (id, first) = &waiters.first;
             let others = waiters.others.iter().map(|(id, request)| (*id, request));
             iter::once((*id, first)).chain(others)
         })
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Request<Caller>> {
-        self.iter_with_ids().map(|(_, request)| request)
     }
 
     pub(super) fn first(&self) -> Option<&Request<Caller>> {
@@ -190,7 +175,7 @@ impl<Caller> WaitQueue<Caller> {
             return Vec::new();
         };
         let (id, first) = &waiters.first;
-        let first = (!first.is_patient() && *id <= newest_waiter).then_some(*id);
+        let first = (first.asks_once && *id <= newest_waiter).then_some(*id);
         let others = waiters.once.range(..=newest_waiter).copied();
         let ids: Vec<_> = first.into_iter().chain(others).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
@@ -202,8 +187,7 @@ impl<Caller> WaitQueue<Caller> {
         newest_waiter: WaiterId,
         ttl: Duration,
     ) -> Vec<Request<Caller>> {
-        let until_then = self.iter_with_ids();
-        let until_then = until_then.take_while(|(id, _)| *id <= newest_waiter);
+        let until_then = self.iter().take_while(|(id, _)| *id <= newest_waiter);
         let within = until_then.filter(|(_, request)| request.ttl <= ttl);
         let ids: Vec<_> = within.map(|(id, _)| id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
@@ -250,12 +234,9 @@ impl<Caller> WaitQueue<Caller> {
 }
 
 impl<Caller> Waiters<Caller> {
-    /// When a wait is over, if ever. A first answer is awaited for longer.
+    /// When a wait is over, if ever.
     fn end(&self, id: WaiterId, request: &Request<Caller>) -> Option<(Point, WaiterId)> {
-        let end = match id <= self.answered {
-            true => request.until,
-            false => request.until.max(request.answer_by),
-        };
+        let end = request.end(id <= self.answered);
         (request.until != FOREVER).then(|| (end.into(), id))
     }
 

@@ -8,9 +8,9 @@ use crate::base::clock::Moment;
 use crate::base::{Holder, Token};
 use crate::engine::callbacks::Callbacks;
 use crate::engine::event_bus::EventBus;
-use crate::engine::phase::{EndMode, Phase};
+use crate::engine::phase::Phase;
 use crate::observe::LockEvent;
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
+use crate::turnstile::{EndMode, LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
 
 impl CallerState {
     /// The phase that follows a wait.

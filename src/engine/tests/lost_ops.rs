@@ -220,7 +220,10 @@ async fn ops_lost_by_a_closed_registry_change_nothing() {
     sleep(Duration::from_secs(10)).await;
     assert!(store.asked().is_empty());
     assert_eq!(
-        (locks.engine.in_use(), locks.engine.lock().timeouts.len()),
+        (
+            locks.engine.in_use(),
+            locks.engine.state.lock().timeouts.len()
+        ),
         (0, 0)
     );
     let leases = timeout(BOUND, leases).await.expect("they are told");

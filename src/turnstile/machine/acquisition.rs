@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::policy::Repeats;
 use crate::store::contract::{Answer, Grant, Occupant, Op, Outcome, Owner, ServerTime};
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::event_cx::EventCx;
+use crate::turnstile::ids::Ids;
 use crate::turnstile::tenure::Win;
 use crate::turnstile::time::{Point, drift};
 use crate::turnstile::verdict::Holding;
@@ -185,8 +186,8 @@ impl Acquisition {
     }
 
     /// W2: how long a ticket waits at most.
-    pub(super) fn recheck(cx: &mut EventCx<'_>) -> Duration {
-        cx.ids.jitter(RECHECK.0, RECHECK.1)
+    pub(super) fn recheck(ids: &mut Ids) -> Duration {
+        ids.jitter(RECHECK.0, RECHECK.1)
     }
 
     /// An op may have been done, and left this.
@@ -218,9 +219,9 @@ impl Acquisition {
     }
 
     /// Others hold the key, as the store has answered to an op that was sent at `sent` and may have left `footprint`.
-    pub(super) fn on_busy(
+    pub(super) fn on_busy<Caller>(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         footprint: Footprint,
         sent: Point,
         answer: &Answer,
@@ -248,7 +249,7 @@ impl Acquisition {
             // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may
             // be dead without an error.
             let jitter = cx.ids.jitter(1, 50);
-            let recheck = Self::recheck(cx);
+            let recheck = Self::recheck(cx.ids);
             let next = left.map_or(recheck, |left| recheck.min(left.saturating_add(jitter)));
             let is_old = has_queue && mem::take(&mut self.repeats.is_notified);
             self.repeats.ask_at = if is_old { now } else { now + next };

@@ -6,7 +6,7 @@ use super::timers::Timer;
 use super::{EarlyGrant, InFlight, Tickets, Turnstile};
 use crate::base::StoreError;
 use crate::store::contract::{Answer, Grant, Outcome};
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::tenure::Win;
 use crate::turnstile::time::drift;
 use crate::turnstile::verdict::Refusal;
@@ -16,7 +16,7 @@ const SOON: (u64, u64) = (1_000, 1_500);
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// Asks the store for the key if that is due. Returns false if there is nothing to do.
-    pub(super) fn ask_store(&mut self, cx: &mut EventCx<'_>) -> bool {
+    pub(super) fn ask_store(&mut self, cx: &mut EventCx<'_, Caller>) -> bool {
         if self.state.tenure().is_some() {
             return false;
         }
@@ -25,11 +25,11 @@ impl<Caller: Clone> Turnstile<Caller> {
         let is_patient = self.waiters.has_patient();
         let wants_ticket = self.store_has_queue && is_patient;
         let Some(acquisition) = self.state.acquisition() else {
-            let request = adopter.map(|first| &first.request).or(self.waiters.first());
+            let request = adopter.map(|(_, first)| first).or(self.waiters.first());
             let Some(ttl) = request.map(|request| request.ttl) else {
                 return false;
             };
-            self.begin_acquisition(cx, ttl, now, adopter.map(|first| first.id));
+            self.begin_acquisition(cx, ttl, now, adopter.map(|(id, _)| *id));
             return true;
         };
         // A caller that adopts goes before the wait queue.
@@ -42,24 +42,24 @@ impl<Caller: Clone> Turnstile<Caller> {
         if !self.is_due(Timer::Ask, now) {
             return false;
         }
-        let from = adopter.map(|first| first.from.clone());
+        let from = adopter.and_then(|(_, first)| first.adopts.clone());
         let Some(acquisition) = self.state.acquisition_mut() else {
             return false;
         };
         if !cx.asks_for_others && acquisition.is_queued() {
-            let recheck = now + Acquisition::recheck(cx);
+            let recheck = now + Acquisition::recheck(cx.ids);
             acquisition.plan_question(recheck);
             return false;
         }
         let (op, footprint) = acquisition.ask(now, from, wants_ticket, is_patient);
-        self.send_op(now, op, Some(footprint), false);
+        self.send_op(cx, op, Some(footprint), false);
         true
     }
 
     /// The store has answered an op that asks for the key. `footprint`: what the op may have left.
     pub(super) fn on_asked(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         footprint: Footprint,
         in_flight: &InFlight,
         answer: &Answer,
@@ -81,9 +81,9 @@ impl<Caller: Clone> Turnstile<Caller> {
             Outcome::Busy { .. } => {
                 let has_queue = self.store_has_queue;
                 acquisition.on_busy(cx, footprint, in_flight.sent, answer, has_queue);
-                self.refuse_busy(cx.at(), in_flight.newest_waiter);
+                self.refuse_busy(cx, in_flight.newest_waiter);
                 self.waiters.mark_busy();
-                self.end_waits(cx.at());
+                self.end_waits(cx);
                 if footprint != Footprint::Ticket || !has_queue {
                     self.plan_repeat(cx);
                 }
@@ -92,9 +92,9 @@ impl<Caller: Clone> Turnstile<Caller> {
                 // Neither the old owner nor ours has the lock. A resend cannot change that.
                 acquisition.set_footprint(Footprint::Nothing);
                 if self.is_acquisition_wanted()
-                    && let Some(adopter) = self.adopters.pop_front()
+                    && let Some((_, request)) = self.adopters.pop_front()
                 {
-                    self.refuse(adopter.request.caller, Refusal::NothingToAdopt);
+                    cx.refuse(request.caller, Refusal::NothingToAdopt);
                 }
             }
             Outcome::NotOld => acquisition.on_yield_failed(cx.at()),
@@ -105,19 +105,19 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// The store would not do what was asked. The same owner asks again after a pause.
-    pub(super) fn on_question_refused(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
+    pub(super) fn on_question_refused(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
         let ask_at = cx.at() + self.retry_pause(cx);
         if let Some(acquisition) = self.state.acquisition_mut() {
             acquisition.on_refused(ask_at);
         }
-        self.on_refused(cx.at(), error);
+        self.on_refused(cx, error);
     }
 
     /// The store gave us the key, but too few replicas confirmed it. The key is released, and a new owner asks for it
     /// after a pause, behind everybody in the store's queue. The old owner is retired (O1).
     pub(super) fn on_unconfirmed(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         footprint: Footprint,
         error: &StoreError,
     ) {
@@ -125,7 +125,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         if let Some(acquisition) = self.state.acquisition_mut() {
             acquisition.set_footprint(footprint);
         }
-        self.on_refused(cx.at(), error);
+        self.on_refused(cx, error);
         self.abandon(cx);
         if let Some(ttl) = self.waiters.first().map(|first| first.ttl) {
             self.begin_acquisition(cx, ttl, ask_at, None);
@@ -133,7 +133,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Handles a grant that came now, or one that waited for a reply (O3).
-    pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_>, received: EarlyGrant) {
+    pub(super) fn on_grant(&mut self, cx: &mut EventCx<'_, Caller>, received: EarlyGrant) {
         let grant = &received.grant;
         let acquisition = self.state.acquisition_mut();
         let Some(acquisition) = acquisition.filter(|it| it.owner() == grant.owner) else {
@@ -168,7 +168,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// O1: a grant for an owner that is retired or unknown is released, if that is not pending.
-    fn give_back(&mut self, cx: &EventCx<'_>, grant: &Grant) {
+    fn give_back(&mut self, cx: &EventCx<'_, Caller>, grant: &Grant) {
         let (owner, now) = (grant.owner, cx.at());
         let is_held = self.owner() == Some(owner);
         // That of a tenure that has ended, whose key is meant to stay.
@@ -181,7 +181,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// The store gave us the key. A tenure begins, unless the key is of no use to us.
-    fn on_win(&mut self, cx: &mut EventCx<'_>, win: Win) {
+    fn on_win(&mut self, cx: &mut EventCx<'_, Caller>, win: Win) {
         let now = cx.at();
         let is_wanted = self.is_acquisition_wanted();
         let Some(acquisition) = self.state.acquisition_mut() else {
@@ -207,33 +207,33 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.become_held(win, now);
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
-        if adopts && let Some(adopter) = self.adopters.pop_front() {
-            self.grant_lease(cx, adopter.id, adopter.request);
+        if adopts && let Some((id, request)) = self.adopters.pop_front() {
+            self.grant_lease(cx, id, request);
         }
     }
 
     /// D4: each time that we ask, the key is ours for another ttl, and is over when the answer comes. It is given back.
     /// Callers that have waited since the first time and want no longer ttl are refused.
-    fn give_up_late(&mut self, cx: &EventCx<'_>, refusal: &Refusal) {
+    fn give_up_late(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
         let Some(acquisition) = self.state.acquisition() else {
             return;
         };
         let refused: Vec<_> = if acquisition.adopts() {
             let adopter = self.adopters.pop_front();
-            adopter.map(|adopter| adopter.request).into_iter().collect()
+            adopter.map(|(_, request)| request).into_iter().collect()
         } else {
             let (newest, ttl) = acquisition.late_wins();
             self.waiters.take_within(newest, ttl)
         };
         for request in refused {
-            self.refuse(request.caller, refusal.clone());
+            cx.refuse(request.caller, refusal.clone());
         }
         self.abandon(cx);
     }
 
     /// Our ticket may be gone, or its grant on the way: asks at once. `all_ask`: all lines ask, so what the store has said
     /// before counts no longer.
-    pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_>, all_ask: bool) {
+    pub(in crate::turnstile) fn ask_again(&mut self, cx: &mut EventCx<'_, Caller>, all_ask: bool) {
         self.advance_time(cx);
         if let Some(acquisition) = self.state.acquisition_mut() {
             acquisition.doubt_ticket(cx.at(), all_ask);
@@ -242,7 +242,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// The line that asked for this ticket, too, is gone (M5): this one asks soon, unless it is served before.
-    pub(in crate::turnstile) fn ask_soon(&mut self, cx: &mut EventCx<'_>) {
+    pub(in crate::turnstile) fn ask_soon(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.advance_time(cx);
         let soon = cx.at() + cx.ids.jitter(SOON.0, SOON.1);
         if let Some(acquisition) = self.state.acquisition_mut() {
@@ -252,7 +252,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Abandons an acquisition that nobody needs while the store is away. One that belongs to a pending yield stays.
-    pub(super) fn abandon_unwanted(&mut self, cx: &EventCx<'_>) {
+    pub(super) fn abandon_unwanted(&mut self, cx: &EventCx<'_, Caller>) {
         if !self.is_acquisition_wanted() && !self.pending.iter().any(PendingOp::is_yield) {
             self.abandon(cx);
         }
@@ -263,7 +263,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         match self.state.acquisition().map(Acquisition::adopter) {
             None => true,
             Some(None) => !self.waiters.is_empty(),
-            Some(adopter) => adopter == self.adopters.front().map(|first| first.id),
+            Some(adopter) => adopter == self.adopters.front().map(|(id, _)| *id),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::Turnstile;
 use super::acquisition::Footprint;
 use crate::base::{LossCause, StoreError};
 use crate::store::contract::{Op, Owner};
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::LeaseEnd;
 
@@ -133,7 +133,7 @@ impl<Caller> PendingOp<Caller> {
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// Sends the first pending operation. It stays the first until it is answered.
-    pub(super) fn send_pending(&mut self, cx: &EventCx<'_>) {
+    pub(super) fn send_pending(&mut self, cx: &mut EventCx<'_, Caller>) {
         let now = cx.at();
         let first = self.pending.front_mut().expect("the caller looked");
         if first.is_yield() {
@@ -153,7 +153,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         let first = self.pending.front_mut().expect("the caller looked");
         let asks = first.is_yield().then_some(Footprint::Ticket);
         let op = first.op_to_send(now);
-        self.send_op(now, op, asks, true);
+        self.send_op(cx, op, asks, true);
     }
 
     /// The store may have done the first pending operation, or not.
@@ -164,17 +164,17 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// The store has done the first pending operation. `ours`: whether the key was ours until then.
-    pub(super) fn pending_done(&mut self, ours: bool) {
+    pub(super) fn pending_done(&mut self, cx: &mut EventCx<'_, Caller>, ours: bool) {
         let first = self.pending.pop_front().expect("it was in flight");
         if let Some((caller, end)) = first.on_done(ours) {
-            self.end_lease(caller, end);
+            cx.end_lease(caller, end);
         }
     }
 
     /// The store would not do the first pending operation.
-    pub(super) fn on_pending_refused(&mut self, cx: &mut EventCx<'_>, error: StoreError) {
+    pub(super) fn on_pending_refused(&mut self, cx: &mut EventCx<'_, Caller>, error: StoreError) {
         let send_at = cx.at() + self.retry_pause(cx);
-        self.on_refused(cx.at(), &error);
+        self.on_refused(cx, &error);
         let first = self.pending.front_mut().expect("it was in flight");
         if first.is_yield() {
             // Release instead. S1: a yield is refused if the next owner cannot be notified. The lock may be free then.
@@ -187,17 +187,20 @@ impl<Caller: Clone> Turnstile<Caller> {
             let caller = first.take_caller(Point::FOREVER);
             self.pending.pop_front();
             if let Some(caller) = caller {
-                self.end_lease(caller, LeaseEnd::Failed(error));
+                cx.end_lease(caller, LeaseEnd::Failed(error));
             }
         }
     }
 
     /// Finished leases that have expired by `now`, and whose end the store has not confirmed, get this verdict.
-    pub(super) fn end_pending_leases(&mut self, now: Point, end: &LeaseEnd) {
-        let pending = self.pending.iter_mut();
-        let callers: Vec<_> = pending.filter_map(|it| it.take_caller(now)).collect();
-        for caller in callers {
-            self.end_lease(caller, end.clone());
+    pub(super) fn end_pending_leases(
+        &mut self,
+        cx: &mut EventCx<'_, Caller>,
+        now: Point,
+        end: &LeaseEnd,
+    ) {
+        for caller in self.pending.iter_mut().filter_map(|it| it.take_caller(now)) {
+            cx.end_lease(caller, end.clone());
         }
     }
 

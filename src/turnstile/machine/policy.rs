@@ -4,9 +4,9 @@
 use std::mem;
 use std::time::Duration;
 
+use super::Turnstile;
 use super::acquisition::Acquisition;
-use super::{Effect, Turnstile};
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::event_cx::{Effect, EventCx};
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::Refusal;
 use crate::turnstile::wait_queue::WaiterId;
@@ -57,7 +57,7 @@ impl Repeats {
     /// A notice came: the store is asked before the pause is over. After the first notice this is at once. After others
     /// it is after a random time, which doubles with each. So registries that split the votes do not stay in step, and
     /// false notices cost little.
-    fn ask_early(&mut self, cx: &mut EventCx<'_>) {
+    fn ask_early<Caller>(&mut self, cx: &mut EventCx<'_, Caller>) {
         let now = cx.at();
         if self.ask_at <= now || self.pause_end.is_some() {
             return;
@@ -80,7 +80,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// A store reports that a subscribed key is free. If no grants arrive, ask the store now and not after the pause
     /// (W7). If they do, the key is kept, and our ticket may be the first: ask for how long (M8).
-    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_>) {
+    pub(crate) fn freed(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.advance_time(cx);
         let acquisition = self.state.acquisition_mut();
         if let Some(acquisition) = acquisition.filter(|it| !it.adopts()) {
@@ -97,7 +97,12 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// The policy of a waiter has named its next pause. `None`: it has ended, and so the wait.
-    pub(crate) fn on_pause(&mut self, cx: &mut EventCx<'_>, id: WaiterId, pause: Option<Duration>) {
+    pub(crate) fn on_pause(
+        &mut self,
+        cx: &mut EventCx<'_, Caller>,
+        id: WaiterId,
+        pause: Option<Duration>,
+    ) {
         self.advance_time(cx);
         let now = cx.at();
         if let Some(repeats) = self.repeats()
@@ -110,9 +115,9 @@ impl<Caller: Clone> Turnstile<Caller> {
                     && let Some((_, request)) = self.waiters.pop_first()
                 {
                     let holding = self.holding(now);
-                    self.refuse(request.caller, Refusal::Busy(holding));
+                    cx.refuse(request.caller, Refusal::Busy(holding));
                 }
-                self.ask_policy(now);
+                self.ask_policy(cx);
             }
         }
         self.schedule(cx);
@@ -120,15 +125,14 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// The key is busy, and no grant will come. If a notice interrupted a pause, wait for the rest of that pause.
     /// Otherwise ask the policy for the next pause.
-    pub(super) fn plan_repeat(&mut self, cx: &mut EventCx<'_>) {
-        let now = cx.at();
-        let is_patient = self.waiters.first().is_some_and(|first| first.is_patient());
+    pub(super) fn plan_repeat(&mut self, cx: &mut EventCx<'_, Caller>) {
+        let is_patient = self.waiters.first().is_some_and(|first| !first.asks_once);
         let Some(repeats) = self.repeats() else {
             return;
         };
         let is_notified = mem::take(&mut repeats.is_notified);
-        if repeats.needs_pause(now, is_patient) {
-            self.ask_policy(now);
+        if repeats.needs_pause(cx.at(), is_patient) {
+            self.ask_policy(cx);
         }
         if is_notified
             && !self.store_has_queue
@@ -139,9 +143,9 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Asks the policy of the first waiter for a pause.
-    fn ask_policy(&mut self, now: Point) {
+    fn ask_policy(&mut self, cx: &mut EventCx<'_, Caller>) {
         let first = self.waiters.first();
-        let first = first.filter(|first| first.is_patient() && !self.store_has_queue);
+        let first = first.filter(|first| !first.asks_once && !self.store_has_queue);
         let caller = first.map(|first| first.caller.clone());
         let id = self.waiters.first_id();
         let Some(repeats) = self.repeats() else {
@@ -149,10 +153,10 @@ impl<Caller: Clone> Turnstile<Caller> {
         };
         let (Some(caller), Some(id)) = (caller, id) else {
             // A waiter that asks once arrived after the attempt was sent. It gets an attempt of its own.
-            return repeats.pause_until(now);
+            return repeats.pause_until(cx.at());
         };
         if repeats.asked.replace(id) != Some(id) {
-            self.effect(Effect::AskPolicy(caller, id));
+            cx.emit(Effect::AskPolicy(caller, id));
         }
     }
 }

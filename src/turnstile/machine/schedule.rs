@@ -4,21 +4,20 @@ use super::acquisition::Footprint;
 use super::pending::Ending;
 use super::timers::Timer;
 use super::transitions::TenureEnd;
-use super::{Effect, InFlight, Turnstile};
+use super::{InFlight, Turnstile};
 use crate::store::contract::Op;
-use crate::turnstile::ids::EventCx;
-use crate::turnstile::time::Point;
+use crate::turnstile::event_cx::{Effect, EventCx};
 use crate::turnstile::verdict::{LeaseEnd, Refusal, WaiterVerdict};
 use crate::turnstile::wait_queue::{Request, WaiterId};
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// Does what the state requires. Every event ends with it.
-    pub(super) fn schedule(&mut self, cx: &mut EventCx<'_>) {
+    pub(super) fn schedule(&mut self, cx: &mut EventCx<'_, Caller>) {
         loop {
             if let Some(tenure) = self.state.tenure() {
                 let has_no_lease = tenure.lease().is_none();
                 // Our own owner holds the key. So there is no detached lease to adopt.
-                self.refuse_adopters(&Refusal::NothingToAdopt);
+                self.refuse_adopters(cx, &Refusal::NothingToAdopt);
                 if has_no_lease {
                     self.next_turn(cx, None);
                 }
@@ -40,7 +39,11 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// Nobody holds the key in our tenure: it is passed to the next local waiter, if that is allowed. Otherwise it is
     /// yielded if waiters remain, and released if not. `ending`: the turn that has just ended, if this is not the first of
     /// a tenure.
-    pub(super) fn next_turn(&mut self, cx: &mut EventCx<'_>, ending: Option<Ending<Caller>>) {
+    pub(super) fn next_turn(
+        &mut self,
+        cx: &mut EventCx<'_, Caller>,
+        ending: Option<Ending<Caller>>,
+    ) {
         let Some(tenure) = self.state.tenure() else {
             return;
         };
@@ -49,7 +52,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             && let Some((id, request)) = self.waiters.pop_first()
         {
             if let Some(ending) = ending {
-                self.end_lease(ending.caller, LeaseEnd::Released);
+                cx.end_lease(ending.caller, LeaseEnd::Released);
             }
             return self.grant_lease(cx, id, request);
         }
@@ -63,7 +66,12 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Grants the key to a waiter in our tenure.
-    pub(super) fn grant_lease(&mut self, cx: &EventCx<'_>, id: WaiterId, request: Request<Caller>) {
+    pub(super) fn grant_lease(
+        &mut self,
+        cx: &mut EventCx<'_, Caller>,
+        id: WaiterId,
+        request: Request<Caller>,
+    ) {
         let Some(tenure) = self.state.tenure_mut() else {
             return;
         };
@@ -76,15 +84,15 @@ impl<Caller: Clone> Turnstile<Caller> {
                 && cx.ids.rules.local_passes > 0
                 && self.waiters.has_patient(),
         };
-        self.wake_waiter(caller, verdict);
-        self.refuse_busy(cx.at(), WaiterId::LAST);
+        cx.wake_waiter(caller, verdict);
+        self.refuse_busy(cx, WaiterId::LAST);
         self.waiters.mark_busy();
     }
 
     /// `asks`, `is_pending`: see [`InFlight`].
     pub(super) fn send_op(
         &mut self,
-        now: Point,
+        cx: &mut EventCx<'_, Caller>,
         op: Op,
         asks: Option<Footprint>,
         is_pending: bool,
@@ -92,47 +100,47 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.in_flight = Some(InFlight {
             asks,
             is_pending,
-            sent: now,
+            sent: cx.at(),
             newest_waiter: self.waiters.last_id(),
             grant: None,
         });
-        self.effect(Effect::Send(op));
+        cx.emit(Effect::Send(op));
     }
 
     /// Asks the store to prolong the tenure, if there is a lease in it.
-    pub(super) fn renew(&mut self, cx: &EventCx<'_>) {
+    pub(super) fn renew(&mut self, cx: &mut EventCx<'_, Caller>) {
         if let Some(tenure) = self.state.tenure_mut()
             && let Some(op) = tenure.renew(cx)
         {
-            self.effect(Effect::Send(op));
+            cx.emit(Effect::Send(op));
         }
     }
 
-    /// Refuses waiters that ask once and arrived no later than `newest_waiter`.
-    pub(super) fn refuse_once(&mut self, newest_waiter: WaiterId, refusal: &Refusal) {
+    /// Refuses waiters that ask once.
+    pub(super) fn refuse_once(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
+        for request in self.waiters.take_once(WaiterId::LAST) {
+            cx.refuse(request.caller, refusal.clone());
+        }
+    }
+
+    /// The same for those that arrived no later than `newest_waiter`, since others have the key.
+    pub(super) fn refuse_busy(&mut self, cx: &mut EventCx<'_, Caller>, newest_waiter: WaiterId) {
         for request in self.waiters.take_once(newest_waiter) {
-            self.refuse(request.caller, refusal.clone());
+            let holding = self.holding(cx.at());
+            cx.refuse(request.caller, Refusal::Busy(holding));
         }
     }
 
-    /// The same, since others have the key.
-    pub(super) fn refuse_busy(&mut self, now: Point, newest_waiter: WaiterId) {
-        for request in self.waiters.take_once(newest_waiter) {
-            let holding = self.holding(now);
-            self.refuse(request.caller, Refusal::Busy(holding));
+    pub(super) fn refuse_adopters(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
+        while let Some((_, request)) = self.adopters.pop_front() {
+            cx.refuse(request.caller, refusal.clone());
         }
     }
 
-    pub(super) fn refuse_adopters(&mut self, refusal: &Refusal) {
-        while let Some(adopter) = self.adopters.pop_front() {
-            self.refuse(adopter.request.caller, refusal.clone());
-        }
-    }
-
-    pub(super) fn refuse_all(&mut self, refusal: &Refusal) {
-        self.refuse_adopters(refusal);
+    pub(super) fn refuse_all(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
+        self.refuse_adopters(cx, refusal);
         while let Some((_, request)) = self.waiters.pop_first() {
-            self.refuse(request.caller, refusal.clone());
+            cx.refuse(request.caller, refusal.clone());
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::Turnstile;
 use super::transitions::TenureEnd;
 use crate::base::clock::Moment;
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::{LeaseEnd, Refusal};
 
@@ -12,18 +12,18 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// work, if it watches its lease.
     pub(crate) fn close(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         grace: impl FnOnce(&Caller) -> Option<Moment>,
     ) {
         self.turn_away(cx);
-        if !self.give_grace(grace) {
+        if !self.give_grace(cx, grace) {
             self.close_lease(cx);
         }
         self.schedule(cx);
     }
 
     /// The registry is drained. Waiters are refused, and holders continue.
-    pub(crate) fn drain(&mut self, cx: &mut EventCx<'_>) {
+    pub(crate) fn drain(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.turn_away(cx);
         if self.holder().is_none() {
             self.close_lease(cx);
@@ -31,14 +31,18 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.schedule(cx);
     }
 
-    fn turn_away(&mut self, cx: &mut EventCx<'_>) {
+    fn turn_away(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.expire_due(cx);
         self.closed = true;
-        self.refuse_all(&Refusal::Closed);
+        self.refuse_all(cx, &Refusal::Closed);
     }
 
     /// Whether there is a holder that has time to end its work.
-    fn give_grace(&mut self, grace: impl FnOnce(&Caller) -> Option<Moment>) -> bool {
+    fn give_grace(
+        &mut self,
+        cx: &mut EventCx<'_, Caller>,
+        grace: impl FnOnce(&Caller) -> Option<Moment>,
+    ) -> bool {
         let until = self.holder().and_then(grace);
         let Some(tenure) = self.state.tenure_mut() else {
             return false;
@@ -48,14 +52,13 @@ impl<Caller: Clone> Turnstile<Caller> {
             let Some(until) = until else {
                 return false;
             };
-            let verdict = tenure.close_by(until.into());
-            self.wake_holder(verdict);
+            cx.wake_holder(tenure.close_by(until.into()));
         }
         true
     }
 
     /// Ends the lease, taken or not.
-    pub(super) fn close_lease(&mut self, cx: &mut EventCx<'_>) {
+    pub(super) fn close_lease(&mut self, cx: &mut EventCx<'_, Caller>) {
         let Some(tenure) = self.state.tenure_mut() else {
             return;
         };
@@ -63,22 +66,22 @@ impl<Caller: Clone> Turnstile<Caller> {
             return;
         };
         if !lease.is_taken() {
-            return self.refuse(lease.caller, Refusal::Closed);
+            return cx.refuse(lease.caller, Refusal::Closed);
         }
         match lease.kept_if_closed(cx.at()) {
             Some(Point::FOREVER) => self.end_tenure(cx, TenureEnd::LetExpire),
             Some(until) => self.end_tenure(cx, TenureEnd::Keep(until, None)),
             None => {}
         }
-        self.end_lease(lease.caller, LeaseEnd::Closed);
+        cx.end_lease(lease.caller, LeaseEnd::Closed);
     }
 
     /// The registry closes its session. Pending operations get no answer, so callers that wait for one get a verdict.
-    pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_>) {
+    pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.closed = true;
         // If the process was stopped, the grace period may have passed unseen.
         self.close_lease(cx);
         self.schedule(cx);
-        self.end_pending_leases(Point::FOREVER, &LeaseEnd::Closed);
+        self.end_pending_leases(cx, Point::FOREVER, &LeaseEnd::Closed);
     }
 }

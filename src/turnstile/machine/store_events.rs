@@ -9,10 +9,10 @@ use super::{EarlyGrant, InFlight, Trouble, Turnstile};
 use crate::base::StoreError;
 use crate::base::token::is_epoch;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
-use crate::turnstile::ids::{EventCx, Ids};
-use crate::turnstile::time::{Point, drift};
+use crate::turnstile::event_cx::EventCx;
+use crate::turnstile::ids::Ids;
+use crate::turnstile::time::drift;
 use crate::turnstile::verdict::Refusal;
-use crate::turnstile::wait_queue::WaiterId;
 
 /// F2: the error if an epoch is too large for tokens. The key is then released.
 fn epoch_fault(epoch: u64) -> Option<StoreError> {
@@ -24,7 +24,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// Handles the one answer to an op.
     pub(crate) fn replied(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         op: &Op,
         mut result: Result<Answer, OpError>,
     ) {
@@ -50,16 +50,17 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.schedule(cx);
     }
 
-    fn on_answer(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, answer: &Answer) {
+    fn on_answer(&mut self, cx: &mut EventCx<'_, Caller>, in_flight: &InFlight, answer: &Answer) {
         if in_flight.is_pending {
-            self.pending_done(match answer.outcome {
+            let is_ours = match answer.outcome {
                 Outcome::Gone { held } => held,
                 Outcome::Won { .. } | Outcome::Busy { .. } => true,
                 Outcome::NotOld => false,
                 Outcome::Renewed | Outcome::Raised { .. } | Outcome::Lost => {
                     unreachable!("{answer:?} to a pending operation")
                 }
-            });
+            };
+            self.pending_done(cx, is_ours);
         }
         if let Some(footprint) = in_flight.asks {
             // A successful release does not show that the store can grant a key.
@@ -69,7 +70,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
     }
 
-    fn on_failure(&mut self, cx: &mut EventCx<'_>, in_flight: &InFlight, error: OpError) {
+    fn on_failure(&mut self, cx: &mut EventCx<'_, Caller>, in_flight: &InFlight, error: OpError) {
         let adopts = self.state.acquisition().is_some_and(Acquisition::adopts);
         match error {
             OpError::Unknown(error) => {
@@ -81,13 +82,13 @@ impl<Caller: Clone> Turnstile<Caller> {
                 {
                     acquisition.raise_footprint(footprint);
                 }
-                self.on_down(cx.at(), &error);
+                self.on_down(cx, &error);
             }
-            OpError::Unsent(error) => self.on_down(cx.at(), &error),
+            OpError::Unsent(error) => self.on_down(cx, &error),
             OpError::Unconfirmed(error) if in_flight.asks.is_some() && !adopts => {
                 if in_flight.is_pending {
                     // The old owner of a yield has released the key.
-                    self.pending_done(true);
+                    self.pending_done(cx, true);
                 }
                 self.on_unconfirmed(cx, Footprint::Lock, &error);
             }
@@ -103,7 +104,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     fn on_renewal(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         owner: Owner,
         ttl: Duration,
         result: Result<Answer, OpError>,
@@ -121,10 +122,8 @@ impl<Caller: Clone> Turnstile<Caller> {
         };
         let error = match result.map(|answer| answer.outcome) {
             Ok(Outcome::Renewed) => {
-                let verdict = tenure.prolong(ttl);
-                let renews = tenure.is_renewed_again();
-                self.wake_holder(verdict);
-                if renews {
+                cx.wake_holder(tenure.prolong(ttl));
+                if tenure.is_renewed_again() {
                     self.renew(cx);
                 }
                 return;
@@ -132,7 +131,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             Ok(Outcome::Lost) => {
                 let lost = tenure.lose_lease();
                 self.end_tenure(cx, TenureEnd::Lost);
-                return self.tell_lost(lost);
+                return cx.tell_lost(lost);
             }
             Ok(
                 outcome @ (Outcome::Won { .. }
@@ -145,13 +144,12 @@ impl<Caller: Clone> Turnstile<Caller> {
         };
         let spread = tenure.spread(cx).max(Duration::from_millis(5));
         let pause = Duration::from_millis(50).min(ttl / 9) + cx.ids.within(spread);
-        let verdict = tenure.renewal_failed(&error, now, pause);
-        self.wake_holder(verdict);
+        cx.wake_holder(tenure.renewal_failed(&error, now, pause));
     }
 
     /// The session has dropped the op, which may have been done or not. The connection may still be up, so no `Up` event
     /// will trigger a retry. So the turnstile sends the op again after a pause.
-    pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_>, op: &Op) {
+    pub(crate) fn op_dropped(&mut self, cx: &mut EventCx<'_, Caller>, op: &Op) {
         if let Op::Renew { .. } = op {
             return self.replied(cx, op, Err(OpError::Refused(dropped_error())));
         }
@@ -171,7 +169,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The store gave the key to one of our tickets. `fault`: why that does not count, if it does not.
     pub(crate) fn grant_received(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         grant: Grant,
         fault: Option<StoreError>,
     ) {
@@ -183,15 +181,15 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// The connection is gone, or could not be made.
-    pub(crate) fn down(&mut self, cx: &mut EventCx<'_>, error: &StoreError) {
+    pub(crate) fn down(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
         self.advance_time(cx);
-        self.on_down(cx.at(), error);
+        self.on_down(cx, error);
         self.schedule(cx);
     }
 
     /// The connection is up again. Step 1 of 2 (O4): renew each held lease, of many at moments of their own (G5). A lost
     /// lease is then noticed. `elsewhere`: it leads to another server than the last one did.
-    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_>, elsewhere: bool) {
+    pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_, Caller>, elsewhere: bool) {
         self.advance_time(cx);
         if let Some(tenure) = self.state.tenure_mut() {
             if elsewhere {
@@ -205,7 +203,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Second step: pending operations, or else the ticket again.
-    pub(crate) fn up(&mut self, cx: &mut EventCx<'_>, queue: bool) {
+    pub(crate) fn up(&mut self, cx: &mut EventCx<'_, Caller>, queue: bool) {
         self.advance_time(cx);
         self.down = false;
         self.trouble = None;
@@ -217,39 +215,40 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.schedule(cx);
     }
 
-    pub(super) fn on_down(&mut self, now: Point, error: &StoreError) {
+    fn on_down(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
         if !mem::replace(&mut self.down, true) {
             self.trouble = None;
         }
         if let Some(acquisition) = self.state.acquisition_mut() {
             acquisition.forget_proof();
         }
-        self.fail_waiters(now, error);
+        self.fail_waiters(cx, error);
     }
 
-    pub(super) fn on_refused(&mut self, now: Point, error: &StoreError) {
+    pub(super) fn on_refused(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
         self.failures += 1;
-        self.fail_waiters(now, error);
+        self.fail_waiters(cx, error);
     }
 
     /// Refuses waiters that ask once. If waiting cannot help, refuses everybody.
-    fn fail_waiters(&mut self, now: Point, error: &StoreError) {
-        let since = self.trouble.as_ref().map_or(now, |trouble| trouble.since);
+    fn fail_waiters(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
+        let trouble = self.trouble.as_ref();
+        let since = trouble.map_or(cx.at(), |trouble| trouble.since);
         self.trouble = Some(Box::new(Trouble {
             error: error.clone(),
             since,
         }));
         let refusal = Refusal::Failed(error.clone());
         if error.is_retryable() {
-            self.refuse_once(WaiterId::LAST, &refusal);
+            self.refuse_once(cx, &refusal);
             self.waiters.mark_answered();
         } else {
-            self.refuse_all(&refusal);
+            self.refuse_all(cx, &refusal);
         }
     }
 
     /// The pause after a refusal: 50 ms, doubled with each, up to 1.6 s.
-    pub(super) fn retry_pause(&self, cx: &mut EventCx<'_>) -> Duration {
+    pub(super) fn retry_pause(&self, cx: &mut EventCx<'_, Caller>) -> Duration {
         Duration::from_millis(50 << self.failures.min(5)) + cx.ids.jitter(1, 50)
     }
 }

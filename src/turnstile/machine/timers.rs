@@ -3,7 +3,8 @@
 use super::Turnstile;
 use super::transitions::TenureEnd;
 use crate::base::clock::Moment;
-use crate::turnstile::ids::{EventCx, Ids};
+use crate::turnstile::event_cx::EventCx;
+use crate::turnstile::ids::Ids;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::Point;
 use crate::turnstile::verdict::{LeaseEnd, Refusal};
@@ -94,7 +95,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Expires what is over, and sends the renewal that is due. Every event calls this first. So no event handler sees
     /// an expired lease.
-    pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_>) {
+    pub(super) fn advance_time(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.expire_due(cx);
         self.handle_if_due(cx, Timer::RenewalLate);
         // G5: a missed renewal is late, but it is not sent at once if many others were missed, too.
@@ -109,7 +110,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Expires what is over. Where a lease ends, this is called instead of [`advance_time`](Self::advance_time): it needs
     /// no renewal.
-    pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_>) {
+    pub(super) fn expire_due(&mut self, cx: &mut EventCx<'_, Caller>) {
         // Each may end what would be due after it.
         self.handle_if_due(cx, Timer::WaitEnds);
         self.handle_if_due(cx, Timer::AdoptionEnds);
@@ -122,28 +123,27 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     #[inline(always)]
-    fn handle_if_due(&mut self, cx: &mut EventCx<'_>, timer: Timer) {
+    fn handle_if_due(&mut self, cx: &mut EventCx<'_, Caller>, timer: Timer) {
         if self.is_due(timer, cx.at()) {
             self.handle(cx, timer);
         }
     }
 
     #[inline(never)]
-    fn handle(&mut self, cx: &mut EventCx<'_>, timer: Timer) {
+    fn handle(&mut self, cx: &mut EventCx<'_, Caller>, timer: Timer) {
         let now = cx.at();
         match timer {
-            Timer::WaitEnds => self.end_waits(now),
+            Timer::WaitEnds => self.end_waits(cx),
             Timer::AdoptionEnds => {
                 while let Some(at) = self.adopters.iter().position(|it| self.end_of(it) <= now)
-                    && let Some(adopter) = self.adopters.remove(at)
+                    && let Some((_, request)) = self.adopters.remove(at)
                 {
-                    let store_error = self.store_error();
-                    self.refuse(adopter.request.caller, Refusal::Failed(store_error));
+                    cx.refuse(request.caller, Refusal::Failed(self.store_error()));
                 }
             }
             Timer::EndingFails => {
                 let end = LeaseEnd::Failed(self.store_error());
-                self.end_pending_leases(now, &end);
+                self.end_pending_leases(cx, now, &end);
             }
             Timer::PendingExpires => self.drop_expired_pending(now),
             Timer::TenureEnds | Timer::LeaseEnds | Timer::TurnLost => {
@@ -159,13 +159,12 @@ impl<Caller: Clone> Turnstile<Caller> {
                     // D5: the store may hold the key for a little longer.
                     self.end_tenure(cx, TenureEnd::Release(None));
                 }
-                self.tell_lost(lost);
+                cx.tell_lost(lost);
             }
             Timer::GraceEnds => self.close_lease(cx),
             Timer::RenewalLate => {
                 let tenure = self.state.tenure_mut();
-                let verdict = tenure.and_then(Tenure::on_renewal_late);
-                self.wake_holder(verdict);
+                cx.wake_holder(tenure.and_then(Tenure::on_renewal_late));
             }
             Timer::RenewalDue => {
                 if let Some(tenure) = self.state.tenure_mut() {
@@ -179,14 +178,15 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Refuses waiters whose wait is over: others hold the key, or the store has failed.
-    pub(super) fn end_waits(&mut self, now: Point) {
+    pub(super) fn end_waits(&mut self, cx: &mut EventCx<'_, Caller>) {
+        let now = cx.at();
         while let Some((request, busy)) = self.waiters.pop_ended(now) {
             let refusal = if busy && self.trouble.is_none() {
                 Refusal::Busy(self.holding(now))
             } else {
                 Refusal::Failed(self.store_error())
             };
-            self.refuse(request.caller, refusal);
+            cx.refuse(request.caller, refusal);
         }
     }
 }

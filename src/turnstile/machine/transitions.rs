@@ -14,7 +14,7 @@ use super::Turnstile;
 use super::acquisition::Acquisition;
 use super::pending::{Ending, PendingOp};
 use crate::store::contract::Op;
-use crate::turnstile::ids::EventCx;
+use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::tenure::{Tenure, Win};
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaiterId;
@@ -89,7 +89,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// A new owner asks for the key at `ask_at`. `adopter`: the caller that adopts a lease with it.
     pub(super) fn begin_acquisition(
         &mut self,
-        cx: &mut EventCx<'_>,
+        cx: &mut EventCx<'_, Caller>,
         ttl: Duration,
         ask_at: Point,
         adopter: Option<WaiterId>,
@@ -106,7 +106,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Ends an acquisition that is not needed, and removes it from the store.
-    pub(super) fn abandon(&mut self, cx: &EventCx<'_>) {
+    pub(super) fn abandon(&mut self, cx: &EventCx<'_, Caller>) {
         let State::Acquiring(acquisition) = &self.state.0 else {
             return;
         };
@@ -118,7 +118,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.state.0 = State::Idle;
     }
 
-    pub(super) fn end_tenure(&mut self, cx: &mut EventCx<'_>, end: TenureEnd<Caller>) {
+    pub(super) fn end_tenure(&mut self, cx: &mut EventCx<'_, Caller>, end: TenureEnd<Caller>) {
         let State::Held(tenure) = &self.state.0 else {
             return;
         };

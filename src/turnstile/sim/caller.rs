@@ -10,7 +10,7 @@ use super::world::{Event, KeyId, World};
 use crate::base::clock::Moment;
 use crate::base::{Mode, OnFinish};
 use crate::turnstile::{
-    LeaseEnd, LeaseVerdict, Patience, Refusal, Request, Verdict, WaiterId, WaiterVerdict,
+    EndMode, LeaseEnd, LeaseVerdict, Refusal, Request, Verdict, WaiterId, WaiterVerdict,
 };
 
 pub(super) type CallerId = usize;
@@ -35,7 +35,7 @@ pub(super) struct Caller {
     pub(super) ttl: u64,
     pub(super) stage: Stage,
     pub(super) mode: Mode,
-    pub(super) patience: Patience,
+    pub(super) asks_once: bool,
     /// How often its lease is prolonged at most; 0: fixed.
     pub(super) renewals: u32,
     /// What becomes of its key.
@@ -72,7 +72,7 @@ impl Caller {
             ttl,
             stage: Stage::Out,
             mode: Mode::Exclusive,
-            patience: Patience::Queue,
+            asks_once: false,
             renewals: 0,
             on_finish: OnFinish::Release,
             keeps_until: None,
@@ -100,7 +100,7 @@ impl Caller {
     ) -> Self {
         Self {
             key,
-            patience: Patience::Once,
+            asks_once: true,
             adopts: Some(from),
             wait,
             ..Self::standing(process, ttl)
@@ -126,11 +126,7 @@ impl World {
             ttl: profile.ttls[rng.below(profile.ttls.len() as u64) as usize],
             stage: Stage::Out,
             mode,
-            patience: if once {
-                Patience::Once
-            } else {
-                Patience::Queue
-            },
+            asks_once: once,
             renewals: if rng.chance(600) {
                 rng.pick(&[1, 3, u32::MAX])
             } else {
@@ -185,20 +181,18 @@ impl World {
             caller: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
+            adopts: caller.adopts.clone(),
             on_finish: caller.on_finish,
             is_conditional: false,
-            patience: caller.patience,
+            asks_once: caller.asks_once,
             until: self.processes[process].clock.moment(caller.until),
             answer_by: self.processes[process]
                 .clock
                 .moment(now + self.profile.response_timeout),
         };
-        let (adopts, mode) = (caller.adopts.clone(), caller.mode);
-        self.note(|_| format!("r{process} k{key} c{id} arrives for {adopts:?}: {waiter:?}"));
-        let waiter = self.put_in(process, key, |lines, cx| match adopts {
-            Some(from) => lines.adopt(cx, mode, from, waiter),
-            None => lines.arrive(cx, mode, waiter),
-        });
+        let mode = caller.mode;
+        self.note(|_| format!("r{process} k{key} c{id} arrives: {waiter:?}"));
+        let waiter = self.put_in(process, key, |lines, cx| lines.arrive(cx, mode, waiter));
         self.callers[id].stage = Stage::Waiting(waiter);
         self.drain(process, key);
         if drops {
@@ -403,7 +397,9 @@ impl World {
         if caller.visit != visit {
             return;
         }
-        let taken = self.feed(process, key, |lines, cx| lines.take(cx, waiter));
+        let taken = self.feed(process, key, |lines, cx| {
+            lines.feed(cx, waiter, |line, cx| line.take(cx, waiter))
+        });
         self.note(|_| format!("r{process} k{key} c{id} takes it: {taken}"));
         let stage = self.callers[id].stage;
         if taken != (stage == Stage::Granted(waiter)) {
@@ -424,7 +420,9 @@ impl World {
                 let token = self.callers[id].token;
                 self.note(|_| format!("r{process} k{key} c{id} sees its token {token}"));
                 self.referee.sealed.insert((key, token / 64));
-                self.feed(process, key, |lines, cx| lines.forbid_passes(cx, waiter));
+                self.feed(process, key, |lines, cx| {
+                    lines.feed(cx, waiter, |line, _| line.forbid_passes(waiter))
+                });
             }
             let holds = &self.profile.holds;
             let most = holds[self.rng.below(holds.len() as u64) as usize];
@@ -450,7 +448,9 @@ impl World {
         caller.stage = Stage::Leaving;
         self.note(|_| format!("r{process} k{key} c{id} is dropped"));
         self.lease_ends(key, id);
-        self.feed(process, key, |lines, cx| lines.leave(cx, waiter));
+        self.feed(process, key, |lines, cx| {
+            lines.feed(cx, waiter, |line, cx| line.leave(cx, waiter))
+        });
         self.callers[id].stage = Stage::Out;
     }
 
@@ -480,9 +480,12 @@ impl World {
             _ => None,
         };
         self.lease_finishes(key, id);
-        let kept = self.feed(process, key, |lines, cx| match detaches {
-            true => lines.detach(cx, waiter),
-            false => lines.finish(cx, waiter, true),
+        let end_mode = match detaches {
+            true => EndMode::Detach,
+            false => EndMode::Keep,
+        };
+        let kept = self.feed(process, key, |lines, cx| {
+            lines.feed(cx, waiter, |line, cx| line.finish(cx, waiter, end_mode))
         });
         let Some(owner) = kept else {
             return;
@@ -504,7 +507,11 @@ impl World {
         let (process, key) = (caller.process, caller.key);
         self.note(|_| format!("r{process} k{key} c{id} finishes after the grace"));
         // As one that holds it is told of the end.
-        let kept = self.feed(process, key, |lines, cx| lines.finish(cx, waiter, true));
+        let kept = self.feed(process, key, |lines, cx| {
+            lines.feed(cx, waiter, |line, cx| {
+                line.finish(cx, waiter, EndMode::Keep)
+            })
+        });
         let stage = self.callers[id].stage;
         if stage != Stage::Out || kept.is_some() {
             self.breach(format!(

@@ -255,7 +255,9 @@ impl World {
         let ttl = ttl.max(10 * MILLI);
         self.note(|_| format!("r{process} k{key} c{id} wants {ttl} us more"));
         let until = self.feed(process, key, |lines, cx| {
-            lines.extend(cx, waiter, Duration::from_micros(ttl))
+            lines.feed(cx, waiter, |line, cx| {
+                line.extend(cx, waiter, Duration::from_micros(ttl))
+            })
         });
         let stage = self.callers[id].stage;
         let may = stage == Stage::Holding(waiter) && !self.processes[process].closed;

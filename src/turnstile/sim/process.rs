@@ -12,7 +12,7 @@ use super::world::{Event, KeyId, World};
 use crate::base::clock::Moment;
 use crate::base::{Mode, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Owner};
-use crate::turnstile::{Effect, EventCx, Ids, Lines, Rules, WaiterId};
+use crate::turnstile::{Effect, EventCx, Ids, Lines, Rules, Turnstile, WaiterId};
 
 pub(super) type ProcessId = usize;
 
@@ -39,6 +39,7 @@ pub(super) struct Process {
 
 pub(super) struct Entry {
     lines: Lines<CallerId>,
+    effects: VecDeque<Effect<CallerId>>,
     armed: Option<True>,
 }
 
@@ -99,7 +100,7 @@ impl World {
         &mut self,
         id: ProcessId,
         key: KeyId,
-        event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_, CallerId>) -> R,
     ) -> R {
         let result = self.put_in(id, key, event);
         self.drain(id, key);
@@ -110,16 +111,17 @@ impl World {
         &mut self,
         id: ProcessId,
         key: KeyId,
-        event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<CallerId>, &mut EventCx<'_, CallerId>) -> R,
     ) -> R {
         let process = &mut self.processes[id];
         let queue = process.queue;
         let now = process.clock.moment(self.now);
         let entry = process.entries.entry(key).or_insert_with(|| Entry {
             lines: Lines::new(queue),
+            effects: VecDeque::new(),
             armed: None,
         });
-        let mut cx = EventCx::new(now, &mut process.ids);
+        let mut cx = EventCx::new(now, &mut process.ids, &mut entry.effects);
         // Every other process is one with many leases (G5).
         cx.leases = if id.is_multiple_of(2) { 1 } else { 1000 };
         event(&mut entry.lines, &mut cx)
@@ -127,7 +129,7 @@ impl World {
 
     pub(super) fn drain(&mut self, id: ProcessId, key: KeyId) {
         let mut effects = 0;
-        while let Some(effect) = self.entry(id, key).lines.next_effect() {
+        while let Some(effect) = self.entry(id, key).effects.pop_front() {
             effects += 1;
             match effect {
                 Effect::Send(op) => {
@@ -207,7 +209,9 @@ impl World {
     ) {
         self.note(|_| format!("r{id} k{key} {waiter:?} is to pause for {pause:?}"));
         if self.processes[id].entries.contains_key(&key) {
-            self.feed(id, key, |lines, cx| lines.on_pause(cx, waiter, pause));
+            self.feed(id, key, |lines, cx| {
+                lines.feed(cx, waiter, |line, cx| line.on_pause(cx, waiter, pause))
+            });
         }
     }
 
@@ -252,7 +256,7 @@ impl World {
             StoreEvent::Freed(key) => {
                 self.note(|_| format!("r{id} k{key} hears that it is free"));
                 if keys.contains(&key) {
-                    self.feed(id, key, |lines, cx| lines.freed(cx));
+                    self.feed(id, key, |lines, cx| lines.feed_all(cx, Turnstile::freed));
                 }
             }
             // The answer is of no interest.
@@ -264,18 +268,24 @@ impl World {
                 self.note(|_| format!("r{id} is up, pushes: {queue}"));
                 self.processes[id].queue = queue;
                 for key in &keys {
-                    self.feed(id, *key, |lines, cx| lines.up_renew(cx, false));
+                    self.feed(id, *key, |lines, cx| {
+                        lines.feed_all(cx, |line, cx| line.up_renew(cx, false))
+                    });
                 }
                 for key in keys {
                     if self.processes[id].entries.contains_key(&key) {
-                        self.feed(id, key, |lines, cx| lines.up(cx, queue));
+                        self.feed(id, key, |lines, cx| {
+                            lines.feed_all(cx, |line, cx| line.up(cx, queue))
+                        });
                     }
                 }
             }
             StoreEvent::Down(error) => {
                 self.note(|_| format!("r{id} is down"));
                 for key in keys {
-                    self.feed(id, key, |lines, cx| lines.down(cx, &error));
+                    self.feed(id, key, |lines, cx| {
+                        lines.feed_all(cx, |line, cx| line.down(cx, &error))
+                    });
                 }
             }
         }
@@ -294,7 +304,7 @@ impl World {
         for key in keys {
             let hears = self.rng.chance(600);
             self.feed(id, key, |lines, cx| {
-                lines.close(cx, |_| hears.then_some(until))
+                lines.feed_all(cx, |line, cx| line.close(cx, |_| hears.then_some(until)))
             });
         }
         self.read_inbox(id);

@@ -11,7 +11,6 @@ use super::world::{Event, KeyId, World};
 use crate::base::Mode;
 use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::memory::Asking;
-use crate::turnstile::Patience;
 
 /// Whose tickets stand, or who holds.
 pub(super) type Tickets = Vec<(Arc<str>, Owner)>;
@@ -30,7 +29,7 @@ impl World {
             self.check_leftovers(key);
             let waits = self.callers.iter().any(|caller| {
                 caller.key == key
-                    && caller.patience == Patience::Queue
+                    && !caller.asks_once
                     && matches!(caller.stage, Stage::Waiting(_))
                     && self.processes[caller.process].is_patient()
                     && !self.processes[caller.process].stopped
@@ -176,7 +175,7 @@ impl World {
     /// How many tickets or leases its waiters need: one for all exclusive ones, and one for each shared one (M6).
     fn places_needed(&self, process: ProcessId, key: KeyId) -> usize {
         let waiting = self.callers.iter().filter(|caller| {
-            (caller.process, caller.key, caller.patience) == (process, key, Patience::Queue)
+            (caller.process, caller.key, caller.asks_once) == (process, key, false)
                 && matches!(caller.stage, Stage::Waiting(_))
         });
         let (exclusive, shared): (Vec<_>, Vec<_>) =
@@ -192,7 +191,7 @@ impl World {
         self.callers.iter().any(|caller| {
             caller.process == process
                 && caller.key == key
-                && caller.patience == Patience::Queue
+                && !caller.asks_once
                 && matches!(caller.stage, Stage::Waiting(_))
         })
     }

@@ -9,7 +9,7 @@ use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Occupant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Request, Rules,
+    Effect, EndMode, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, Refusal, Request, Rules,
     Verdict, WaiterId, WaiterVerdict,
 };
 
@@ -78,7 +78,7 @@ pub(super) struct Wish {
     renewals: u32,
     on_finish: OnFinish,
     is_conditional: bool,
-    patience: Patience,
+    asks_once: bool,
     until: Moment,
 }
 
@@ -89,7 +89,7 @@ pub(super) fn fixed(ttl: u64) -> Wish {
         renewals: 0,
         on_finish: OnFinish::Release,
         is_conditional: false,
-        patience: Patience::Queue,
+        asks_once: false,
         until: FOREVER,
     }
 }
@@ -129,7 +129,7 @@ impl Wish {
 
     pub(super) fn once(self) -> Self {
         Self {
-            patience: Patience::Once,
+            asks_once: true,
             ..self
         }
     }
@@ -172,20 +172,20 @@ impl Harness {
 
     pub(super) fn feed<R>(
         &mut self,
-        event: impl FnOnce(&mut Turnstile<&'static str>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<&'static str>, &mut EventCx<'_, &'static str>) -> R,
     ) -> R {
-        let mut cx = EventCx::new(self.now, &mut self.ids);
+        let mut effects = VecDeque::new();
+        let mut cx = EventCx::new(self.now, &mut self.ids, &mut effects);
         cx.leases = self.leases;
         let result = event(&mut self.turnstile, &mut cx);
-        while let Some(effect) = self.turnstile.next_effect() {
+        while let Some(effect) = cx.effects.pop_front() {
             match effect {
                 Effect::Send(op) => self.sent.push_back(op),
                 Effect::Wake(caller, verdict) => self.told.push((caller, verdict)),
                 Effect::AskPolicy(caller, id) => {
                     self.asked.push(caller);
-                    let (pause, now, ids) = (self.pause, self.now, &mut self.ids);
-                    self.turnstile
-                        .on_pause(&mut EventCx::new(now, ids), id, pause);
+                    cx.leases = 1;
+                    self.turnstile.on_pause(&mut cx, id, self.pause);
                 }
             }
         }
@@ -228,9 +228,9 @@ impl Harness {
 
     /// Somebody adopts what `from` left, and wants to know soon.
     pub(super) fn adopt(&mut self, caller: &'static str, from: &str, wish: Wish) -> WaiterId {
-        let waiter = self.waiter(caller, wish.once());
-        let from = from.into();
-        self.feed(|turnstile, cx| turnstile.adopt(cx, from, waiter))
+        let mut waiter = self.waiter(caller, wish.once());
+        waiter.adopts = Some(from.into());
+        self.feed(|turnstile, cx| turnstile.arrive(cx, waiter, 0))
     }
 
     fn waiter(&self, caller: &'static str, wish: Wish) -> Request<&'static str> {
@@ -238,9 +238,10 @@ impl Harness {
             caller,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
+            adopts: None,
             on_finish: wish.on_finish,
             is_conditional: wish.is_conditional,
-            patience: wish.patience,
+            asks_once: wish.asks_once,
             until: wish.until,
             answer_by: self.now + RESPONSE_TIMEOUT,
         }
@@ -255,17 +256,17 @@ impl Harness {
     }
 
     pub(super) fn finish(&mut self, id: WaiterId) {
-        self.feed(|turnstile, cx| turnstile.finish(cx, id, false));
+        self.feed(|turnstile, cx| turnstile.finish(cx, id, EndMode::Release));
     }
 
     /// It is over for its holder, and its key stays in the store.
     pub(super) fn keep(&mut self, id: WaiterId) -> Option<Owner> {
-        self.feed(|turnstile, cx| turnstile.finish(cx, id, true))
+        self.feed(|turnstile, cx| turnstile.finish(cx, id, EndMode::Keep))
     }
 
     /// It is over for its holder, and another is to adopt it.
     pub(super) fn detach(&mut self, id: WaiterId) -> Option<Owner> {
-        self.feed(|turnstile, cx| turnstile.detach(cx, id))
+        self.feed(|turnstile, cx| turnstile.finish(cx, id, EndMode::Detach))
     }
 
     /// Whether its key would stay if it ended now.

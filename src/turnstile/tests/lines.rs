@@ -7,8 +7,8 @@ use crate::base::clock::{FOREVER, Moment};
 use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, Patience, Refusal, Request, Rules,
-    Verdict, WaiterId, WaiterVerdict,
+    Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, Refusal, Request, Rules, Verdict,
+    WaiterId, WaiterVerdict,
 };
 
 /// The lines of one key, and somebody who plays their callers and their store.
@@ -33,10 +33,12 @@ impl Key {
 
     fn feed<R>(
         &mut self,
-        event: impl FnOnce(&mut Lines<&'static str>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Lines<&'static str>, &mut EventCx<'_, &'static str>) -> R,
     ) -> R {
-        let result = event(&mut self.lines, &mut EventCx::new(self.now, &mut self.ids));
-        while let Some(effect) = self.lines.next_effect() {
+        let mut effects = VecDeque::new();
+        let mut cx = EventCx::new(self.now, &mut self.ids, &mut effects);
+        let result = event(&mut self.lines, &mut cx);
+        for effect in effects {
             match effect {
                 Effect::Send(op) => self.sent.push_back(op),
                 Effect::Wake(caller, verdict) => self.told.push((caller, verdict)),
@@ -65,9 +67,10 @@ impl Key {
             caller,
             ttl: ms(30_000),
             renewals: 0,
+            adopts: None,
             on_finish: OnFinish::Release,
             is_conditional: false,
-            patience: Patience::Queue,
+            asks_once: false,
             until: FOREVER,
             answer_by: self.now + ms(1000),
         }
@@ -144,10 +147,10 @@ fn m6_each_shared_lease_is_its_own_owner() {
     key.grant(a.1, 7);
     assert!(key.is_granted("a"));
     for (id, _) in &readers {
-        assert!(key.feed(|lines, cx| lines.take(cx, *id)));
+        assert!(key.feed(|lines, cx| lines.feed(cx, *id, |line, cx| line.take(cx, *id))));
     }
     assert_eq!(key.lines.holders().count(), 2);
-    key.feed(|lines, cx| lines.finish(cx, a.0, false));
+    key.feed(|lines, cx| lines.feed(cx, a.0, |line, cx| line.finish(cx, a.0, EndMode::Release)));
     assert_eq!(key.sent(), [Op::Release { owner: a.1 }]);
     assert_eq!(key.lines.holders().count(), 1, "nothing is passed on");
     // It is found lost, and the other is not.
@@ -201,7 +204,7 @@ fn m5_the_next_of_a_registry_asks_soon() {
 fn m5_the_next_asks_if_the_first_gives_up() {
     let mut key = Key::new();
     let readers = key.readers(&["a", "b", "c"]);
-    key.feed(|lines, cx| lines.leave(cx, readers[0].0));
+    key.feed(|lines, cx| lines.feed(cx, readers[0].0, |line, cx| line.leave(cx, readers[0].0)));
     key.wait_until(3100);
     let sent = key.sent();
     let asks = sent.iter().filter(|op| matches!(op, Op::Enter { .. }));
@@ -259,7 +262,7 @@ fn d2_a_grant_after_a_long_wait_is_renewed_at_once() {
     }
     key.grant(enter.owner(), 6);
     assert!(key.is_granted("second"));
-    assert!(key.feed(|lines, cx| lines.take(cx, second)));
+    assert!(key.feed(|lines, cx| lines.feed(cx, second, |line, cx| line.take(cx, second))));
     let sent = key.sent();
     assert!(matches!(sent[..], [Op::Renew { .. }, ..]), "{sent:?}");
 }
@@ -338,7 +341,7 @@ fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {
     let mut key = Key::new();
     let error = crate::base::StoreError::new("the connection is gone");
     key.arrive("first", Mode::Exclusive);
-    key.feed(|lines, cx| lines.down(cx, &error));
+    key.feed(|lines, cx| lines.feed_all(cx, |line, cx| line.down(cx, &error)));
     for _ in 1..100 {
         key.arrive("a", Mode::Shared);
     }
@@ -402,7 +405,7 @@ fn o6_lines_are_forgotten() {
     let mut key = Key::new();
     let readers = key.readers(&["a", "b"]);
     for (id, _) in &readers {
-        key.feed(|lines, cx| lines.leave(cx, *id));
+        key.feed(|lines, cx| lines.feed(cx, *id, |line, cx| line.leave(cx, *id)));
     }
     key.wait_until(2000);
     let sent = key.sent();
@@ -435,7 +438,7 @@ fn m5_very_many_waits_that_end_at_once_need_no_more_stack_than_one() {
         }
         if is_down {
             let broke = crate::base::StoreError::new("it broke");
-            key.feed(|lines, cx| lines.down(cx, &broke));
+            key.feed(|lines, cx| lines.feed_all(cx, |line, cx| line.down(cx, &broke)));
         }
         key.now = ms(3000);
         key.feed(Lines::tick);

@@ -1,6 +1,6 @@
 //! Any events in any order, from a store that answers whatever fits the op: the invariants hold.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use crate::base::{Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseEnd, LeaseVerdict, Patience, Refusal, Request, Rules, Verdict,
+    Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, Refusal, Request, Rules, Verdict,
     WaiterId, WaiterVerdict,
 };
 
@@ -118,6 +118,7 @@ enum Stage {
 
 struct Bench {
     turnstile: Turnstile<usize>,
+    effects: VecDeque<Effect<usize>>,
     ids: Ids,
     now: Moment,
     epochs: u64,
@@ -166,6 +167,7 @@ impl Bench {
         };
         Self {
             turnstile: Turnstile::new(Mode::Exclusive, true),
+            effects: VecDeque::new(),
             ids: Ids::new(rules, 7),
             // The renewals of many are spread (G5).
             leases: if passes.is_multiple_of(2) { 1 } else { 1000 },
@@ -191,21 +193,27 @@ impl Bench {
         }
     }
 
-    fn feed<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
+    fn feed<R>(
+        &mut self,
+        event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_, usize>) -> R,
+    ) -> R {
         let result = self.put_in(event);
         self.drain();
         result
     }
 
-    fn put_in<R>(&mut self, event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R) -> R {
-        let mut cx = EventCx::new(self.now, &mut self.ids);
+    fn put_in<R>(
+        &mut self,
+        event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_, usize>) -> R,
+    ) -> R {
+        let mut cx = EventCx::new(self.now, &mut self.ids, &mut self.effects);
         cx.leases = self.leases;
         event(&mut self.turnstile, &mut cx)
     }
 
     fn drain(&mut self) {
         let mut effects = 0;
-        while let Some(effect) = self.turnstile.next_effect() {
+        while let Some(effect) = self.effects.pop_front() {
             effects += 1;
             match effect {
                 Effect::Send(op) => self.sent(op),
@@ -535,15 +543,12 @@ impl Bench {
         self.leaving = None;
     }
 
-    fn finish(&mut self, caller: usize, id: WaiterId, keeps: Option<bool>) {
+    fn finish(&mut self, caller: usize, id: WaiterId, end_mode: EndMode) {
         let is_over = self.grace.is_some_and(|until| until <= self.now);
         let is_closing = self.callers[caller].1 == Stage::Closing;
         self.overdue = (is_over && is_closing).then_some(caller);
         self.callers[caller].1 = Stage::Finishing;
-        let kept = self.put_in(|turnstile, cx| match keeps {
-            Some(keeps) => turnstile.finish(cx, id, keeps),
-            None => turnstile.detach(cx, id),
-        });
+        let kept = self.put_in(|turnstile, cx| turnstile.finish(cx, id, end_mode));
         self.kept.extend(kept);
         self.drain();
         self.overdue = None;
@@ -595,13 +600,10 @@ impl Bench {
                     caller,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
+                    adopts: None,
                     on_finish,
                     is_conditional: ttl == 100,
-                    patience: if once {
-                        Patience::Once
-                    } else {
-                        Patience::Queue
-                    },
+                    asks_once: once,
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
                     answer_by: self.now + ms(100),
                 };
@@ -616,15 +618,15 @@ impl Bench {
                     caller,
                     ttl: ms(ttl),
                     renewals: 0,
+                    adopts: Some("other:1".into()),
                     on_finish: OnFinish::Release,
                     is_conditional: false,
-                    patience: Patience::Once,
+                    asks_once: true,
                     until: self.now + ms(wait),
                     answer_by: self.now + ms(wait),
                 };
                 self.ttls.push(waiter.ttl);
-                let from = "other:1".into();
-                let id = self.put_in(|turnstile, cx| turnstile.adopt(cx, from, waiter));
+                let id = self.put_in(|turnstile, cx| turnstile.arrive(cx, waiter, 0));
                 self.callers.push((id, Stage::Waiting));
                 self.adopters.insert(caller);
                 self.drain();
@@ -641,12 +643,17 @@ impl Bench {
             }
             Step::Finish { whose, keeps } => {
                 if let Some((caller, id)) = self.nth(whose, &[Stage::Holding, Stage::Closing]) {
-                    self.finish(caller, id, Some(keeps));
+                    let end_mode = if keeps {
+                        EndMode::Keep
+                    } else {
+                        EndMode::Release
+                    };
+                    self.finish(caller, id, end_mode);
                 }
             }
             Step::Detach(n) => {
                 if let Some((caller, id)) = self.nth(n, &[Stage::Holding, Stage::Closing]) {
-                    self.finish(caller, id, None);
+                    self.finish(caller, id, EndMode::Detach);
                 }
             }
             Step::Extend(n, ttl) => {
@@ -719,7 +726,7 @@ impl Bench {
                 self.leave(caller, id);
             }
             if let Some((caller, id)) = self.nth(0, &[Stage::Holding, Stage::Closing]) {
-                self.finish(caller, id, Some(false));
+                self.finish(caller, id, EndMode::Release);
             }
             if self.turnstile.is_idle() && self.flying.is_empty() {
                 break;

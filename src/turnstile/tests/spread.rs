@@ -1,6 +1,6 @@
 //! Many leases of one registry: their renewals have moments of their own, whatever they have met together (G5).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::harness::{Harness, broken, fixed, ms, rules};
@@ -9,7 +9,7 @@ use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseVerdict, Patience, Request, Verdict, WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseVerdict, Request, Verdict, WaiterId, WaiterVerdict,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -52,9 +52,10 @@ impl Registry {
                 caller,
                 ttl: TTL,
                 renewals: u32::MAX,
+                adopts: None,
                 on_finish: OnFinish::Release,
                 is_conditional: false,
-                patience: Patience::Queue,
+                asks_once: false,
                 until: FOREVER,
                 answer_by: FOREVER,
             };
@@ -68,14 +69,15 @@ impl Registry {
     fn feed<R>(
         &mut self,
         caller: usize,
-        event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_>) -> R,
+        event: impl FnOnce(&mut Turnstile<usize>, &mut EventCx<'_, usize>) -> R,
     ) -> R {
         let turnstile = &mut self.turnstiles[caller];
         let before = turnstile.next_timeout();
-        let mut cx = EventCx::new(self.now, &mut self.ids);
+        let mut effects = VecDeque::new();
+        let mut cx = EventCx::new(self.now, &mut self.ids, &mut effects);
         cx.leases = LEASES;
         let result = event(turnstile, &mut cx);
-        while let Some(effect) = turnstile.next_effect() {
+        while let Some(effect) = cx.effects.pop_front() {
             let op = match effect {
                 Effect::Send(op) => op,
                 Effect::Wake(_, Verdict::Lease(LeaseVerdict::Ended(_)))
@@ -102,7 +104,7 @@ impl Registry {
         result
     }
 
-    fn feed_all(&mut self, event: impl Fn(&mut Turnstile<usize>, &mut EventCx<'_>)) {
+    fn feed_all(&mut self, event: impl Fn(&mut Turnstile<usize>, &mut EventCx<'_, usize>)) {
         for caller in 0..LEASES {
             self.feed(caller, &event);
         }

@@ -3,7 +3,6 @@
 use super::harness::{Harness, broken, busy_by, fixed, ms};
 use crate::base::LossCause;
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::EventCx;
 
 /// Whom the store has named last, and what is left of the time that it named.
 #[test]
@@ -201,11 +200,10 @@ fn a_lease_that_another_server_does_not_have_says_so() {
         let mut harness = Harness::new();
         harness.hold("a", fixed(900).renewed(), 5);
         harness.down();
-        let up = |turnstile: &mut crate::turnstile::machine::Turnstile<_>, cx: &mut EventCx<'_>| {
+        harness.feed(|turnstile, cx| {
             turnstile.up_renew(cx, true);
             turnstile.up(cx, true);
-        };
-        harness.feed(up);
+        });
         let mut renew = harness.sent();
         if has_it {
             harness.reply(&renew, Outcome::Renewed);

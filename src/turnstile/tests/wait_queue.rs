@@ -10,7 +10,7 @@ use crate::base::clock::{FOREVER, Moment};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
-use crate::turnstile::{Patience, Request, WaiterId};
+use crate::turnstile::{Request, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
 /// everything: whoever makes it larger makes each of them larger.
@@ -57,7 +57,7 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<Step>> {
 
 fn waiter(
     caller: &Arc<u64>,
-    patience: Patience,
+    asks_once: bool,
     until: Moment,
     answer_by: Moment,
 ) -> Request<Arc<u64>> {
@@ -65,9 +65,10 @@ fn waiter(
         caller: caller.clone(),
         ttl: ms(1000),
         renewals: 0,
+        adopts: None,
         on_finish: OnFinish::Release,
         is_conditional: false,
-        patience,
+        asks_once,
         until,
         answer_by,
     }
@@ -109,13 +110,8 @@ impl Both {
         self.last += 1 + self.last % 3;
         let caller = Arc::new(self.last);
         let until = until.map_or(FOREVER, ms);
-        let patience = if once {
-            Patience::Once
-        } else {
-            Patience::Queue
-        };
         let answer_by = ms(answer_by);
-        let waiter = waiter(&caller, patience, until, answer_by);
+        let waiter = waiter(&caller, once, until, answer_by);
         let id = WaiterId(self.last);
         self.line().push(id, waiter);
         self.naive.push(Naive {
@@ -210,7 +206,7 @@ impl Both {
         let end = end.filter(|end| *end != FOREVER).map(Point::from);
         assert_eq!(line.next_end(), end);
         let there = naive.iter().map(|one| &one.caller);
-        assert!(line.iter().map(|waiter| &waiter.caller).eq(there));
+        assert!(line.iter().map(|(_, waiter)| &waiter.caller).eq(there));
         // Nothing of one who has gone is kept alive.
         assert!(gone.iter().all(|caller| Arc::strong_count(caller) == 1));
         gone.clear();
@@ -243,10 +239,7 @@ fn ten_thousand_leave_in_any_order() {
         let mut line = WaitQueue::new();
         for id in 0..MANY {
             let until = ms(if id % 3 == 0 { 1000 + id } else { 20_000 - id });
-            line.push(
-                WaiterId(id + 1),
-                waiter(&caller, Patience::Queue, until, ms(0)),
-            );
+            line.push(WaiterId(id + 1), waiter(&caller, false, until, ms(0)));
         }
         for n in 0..MANY {
             assert!(line.remove(WaiterId(order(n) + 1)).is_some());
