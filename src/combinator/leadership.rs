@@ -16,7 +16,7 @@ use crate::base::user_code::log;
 use crate::base::{LockError, OnFinish, OnLost, Pauses, Renewal, Repeat};
 use crate::combinator::{LockedWork, WorkLock};
 use crate::handle::Lock;
-use crate::handle::lease::LeaseView;
+use crate::handle::lease_view::LeaseView;
 use crate::handle::options::LockOptions;
 
 /// Whether this candidate leads: the items of a [`Campaign`].

@@ -9,7 +9,8 @@ use tracing::span::Entered;
 
 use crate::base::{LockError, Mode, OnLost, user_code};
 use crate::handle::acquire::Acquiring;
-use crate::handle::lease::{Lease, LeaseRelease, LeaseView, Lost};
+use crate::handle::lease::{Lease, LeaseRelease};
+use crate::handle::lease_view::{LeaseView, Lost};
 use crate::handle::options::LockOptions;
 use crate::handle::reentrancy;
 use crate::handle::reentrancy::FrameGuard;

@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::lease::LeaseView;
+use super::lease_view::LeaseView;
 use crate::engine::Cancellation;
 
 impl LeaseView {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::{Clock, LockError};
 use crate::handle::acquire::Acquiring;
-use crate::handle::lease::{Lease, Lost};
+use crate::handle::lease::Lease;
+use crate::handle::lease_view::Lost;
 use crate::handle::options::LockOptions;
 
 /// The acquisition of several keys, one after the other in the order of their bytes (M9). So any two callers take the

@@ -8,7 +8,8 @@ use crate::base::operation::operation;
 use crate::base::user_code::log;
 use crate::base::{LockError, Mode};
 use crate::handle::acquire::LeaseOnce;
-use crate::handle::lease::{Lease, LeaseView};
+use crate::handle::lease::Lease;
+use crate::handle::lease_view::LeaseView;
 
 /// The slot of a [`Lock`](crate::Lock): the lease that its `acquire` brought.
 ///

@@ -14,7 +14,8 @@ use tokio::task;
 
 use crate::base::OnFinish;
 use crate::engine::{Caller, Engine};
-use crate::handle::lease::{Lease, LeaseView};
+use crate::handle::lease::Lease;
+use crate::handle::lease_view::LeaseView;
 
 thread_local! {
     /// Its capacity stays that of the deepest nesting so far: a poll allocates nothing.
