@@ -6,7 +6,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `core.rs` | [`Engine`]: what callers and leases ask of their registry |
+//! | `core.rs` | [`Engine`]: its parts, and how events reach the turnstiles |
+//! | `requests.rs` | what callers and leases ask of their registry |
 //! | `step.rs` | one change under the lock, and what follows it |
 //! | `state.rs` | the state under the lock: one entry for each key in use |
 //! | `store_events.rs` | what the store reports |
@@ -32,6 +33,7 @@ mod failure;
 mod heartbeat;
 mod lease_log;
 mod phase;
+mod requests;
 pub(crate) mod settings;
 mod shutdown;
 mod state;
@@ -44,5 +46,6 @@ mod timer;
 pub(crate) use self::caller::Caller;
 #[cfg(feature = "tokio-util")]
 pub(crate) use self::cancellation::Cancellation;
-pub(crate) use self::core::{Arrival, Engine, ViewContext};
+pub(crate) use self::core::{Engine, ViewContext};
 pub(crate) use self::phase::Phase;
+pub(crate) use self::requests::Arrival;

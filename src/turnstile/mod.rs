@@ -30,6 +30,7 @@
 //! | `machine/pending.rs` | operations that must still reach the store, and their answers |
 //! | `machine/shutdown.rs` | the end of a registry |
 //! | `tenure.rs` | the span in which this registry holds the key, and its lease |
+//! | `tenure/renewal.rs` | when that lease is renewed, and for how long |
 //! | `wait_queue.rs` | the local waiters |
 //! | `verdict.rs` | the verdicts that callers get |
 //! | `event_cx.rs` | the context of an event, and its effects |
