@@ -20,7 +20,7 @@ use crate::base::mutex::Mutex;
 use crate::base::{LossCause, Mode, OnFinish, Pauses, Repeat, Token, user_code};
 use crate::observe::{LeaseSnapshot, LockEvent, WaiterSnapshot};
 use crate::turnstile::{
-    EndMode, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterId, WaiterVerdict,
+    EndMode, LeaseEnd, LeaseVerdict, NotGranted, Verdict, WaiterId, WaiterVerdict,
 };
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
@@ -491,7 +491,7 @@ impl Caller {
         let ended = |end| Verdict::Lease(LeaseVerdict::Ended(end));
         let verdict = match self.phase() {
             Phase::Waiting | Phase::Granted { .. } => {
-                Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed))
+                Verdict::Waiter(WaiterVerdict::Refused(NotGranted::Closed))
             }
             Phase::Held { .. } => ended(LeaseEnd::Lost(LossCause::RegistryFailed)),
             Phase::Closing { .. } | Phase::Finishing { .. } => ended(LeaseEnd::Closed),

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use crate::base::{LossCause, Token};
-use crate::turnstile::{LeaseEnd, Refusal};
+use crate::turnstile::{LeaseEnd, NotGranted};
 
 /// How far a caller has come.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub(crate) enum Phase {
     /// It did not poll in time. It may arrive again.
     TurnLost,
     /// It does not get the key.
-    Refused(Refusal),
+    Refused(NotGranted),
     /// It gave up. Verdicts are ignored from then on.
     Left,
     /// It holds a lease.

@@ -14,7 +14,7 @@ use super::state::{EventCx, Turnstile};
 use crate::base::clock::Moment;
 use crate::base::{Clock, LossCause, OnFinish, Pauses, StoreError, Token};
 use crate::store::contract::{Answer, Op, Outcome, Owner};
-use crate::turnstile::{EndMode, Request, WaiterId};
+use crate::turnstile::{EndMode, Waiter, WaiterId};
 
 /// A caller's request for a lease.
 pub(crate) struct Arrival {
@@ -49,7 +49,7 @@ impl Engine {
             };
             let session = state.session.as_ref();
             let connects = session.map_or(Duration::ZERO, |it| it.connects_within());
-            let request = Request {
+            let waiter = Waiter {
                 caller: handle,
                 ttl: arrival.ttl,
                 renewals: arrival.renewals,
@@ -62,7 +62,7 @@ impl Engine {
             };
             let (key, events) = (caller.key(), at.events);
             state.feed(at, key, true, |lines, cx| {
-                let id = lines.arrive(cx, caller.mode(), request);
+                let id = lines.arrive(cx, caller.mode(), waiter);
                 // Before the verdict, which follows when this returns.
                 caller.arrive(id, cx.now, events);
             });

@@ -21,7 +21,7 @@ use crate::store::contract::{
     Answer, Grant, KeyScope, KeyStatus, Op, OpError, OpResult, Outcome, Owner, Session,
     SessionConfig, StoreEvent, StoreEvents, SubmittedOp,
 };
-use crate::turnstile::Request;
+use crate::turnstile::Waiter;
 #[cfg(feature = "test-util")]
 use {crate::observe::LockEvent, futures::StreamExt};
 
@@ -346,7 +346,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
             assert_eq!(fed, 1, "fed twice in one round");
             // Its wait is over at once: the turnstile is due again after this.
             let caller = Caller::new("k".into(), Mode::Exclusive, &[]);
-            let request = Request {
+            let waiter = Waiter {
                 caller: CallerHandle::new(Arc::new(caller)),
                 ttl: Duration::from_secs(30),
                 renewals: 0,
@@ -357,7 +357,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 until: cx.now,
                 answer_by: cx.now,
             };
-            turnstile.arrive(cx, Mode::Exclusive, request);
+            turnstile.arrive(cx, Mode::Exclusive, waiter);
         });
         let (first, _) = state.timeouts.first().expect("somebody waits");
         assert!(*first <= at.now, "it is due again");

@@ -13,7 +13,7 @@ use crate::handle::group::GroupAcquiring;
 use crate::handle::lease::Lease;
 use crate::handle::options::LockOptions;
 use crate::handle::reentrancy;
-use crate::turnstile::Refusal;
+use crate::turnstile::NotGranted;
 
 /// One caller's acquisition of a lease: what every acquiring future wraps.
 ///
@@ -139,9 +139,9 @@ impl Acquiring {
                 Phase::TurnLost => {
                     let waited = caller.waited(engine.view_context.clock.now());
                     let refusal = if self.adopts.is_some() {
-                        Refusal::NothingToAdopt
+                        NotGranted::NothingToAdopt
                     } else if self.waits() && waited >= self.options.wait() {
-                        Refusal::Busy(None)
+                        NotGranted::Busy(None)
                     } else {
                         let caller = caller.clone();
                         match self.arrive(&caller) {
@@ -237,17 +237,17 @@ impl Acquiring {
         Lease::new(engine, caller, token, self.options.on_finish)
     }
 
-    fn refused(&self, refusal: Refusal, caller: &Caller) -> LockError {
+    fn refused(&self, refusal: NotGranted, caller: &Caller) -> LockError {
         let engine = self.options.known_engine();
         let key = self.options.key().clone();
         if cfg!(debug_assertions)
-            && let Refusal::Busy(_) = refusal
+            && let NotGranted::Busy(_) = refusal
             && self.waits()
         {
             self.warn_of_own_guard(caller);
         }
         match (refusal, &self.adopts) {
-            (Refusal::Busy(holding), _) => {
+            (NotGranted::Busy(holding), _) => {
                 let busy = LockError::NotAcquired {
                     key,
                     waited: match self.waits() {
@@ -260,23 +260,23 @@ impl Acquiring {
                 log!(debug, "{busy}");
                 busy
             }
-            (Refusal::QueueFull, _) => LockError::QueueFull {
+            (NotGranted::QueueFull, _) => LockError::QueueFull {
                 key,
                 limit: engine.settings.max_waiters,
             },
-            (Refusal::Failed(source), _) => LockError::Store { key, source },
-            (Refusal::TooSlow { round_trip }, _) => LockError::TooSlow {
+            (NotGranted::Failed(source), _) => LockError::Store { key, source },
+            (NotGranted::TooSlow { round_trip }, _) => LockError::TooSlow {
                 key,
                 ttl: self.options.ttl(engine),
                 round_trip,
             },
-            (Refusal::NothingToAdopt, Some(detached)) => LockError::Lost {
+            (NotGranted::NothingToAdopt, Some(detached)) => LockError::Lost {
                 key,
                 token: detached.token(),
                 cause: LossCause::NothingToAdopt,
             },
-            (Refusal::NothingToAdopt, None) => unreachable!("nothing was to be adopted"),
-            (Refusal::Closed, _) => LockError::Closed { key },
+            (NotGranted::NothingToAdopt, None) => unreachable!("nothing was to be adopted"),
+            (NotGranted::Closed, _) => LockError::Closed { key },
         }
     }
 }

@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use super::ids::Ids;
 use super::tenure::{HolderVerdict, LostLease};
 use super::time::Point;
-use super::verdict::{LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict};
+use super::verdict::{LeaseEnd, LeaseVerdict, NotGranted, Verdict, WaiterVerdict};
 use super::wait_queue::WaiterId;
 use crate::base::clock::Moment;
 use crate::store::contract::Op;
@@ -70,7 +70,7 @@ impl<'a, Caller> EventCx<'a, Caller> {
         self.emit(Effect::Wake(caller, Verdict::Waiter(verdict)));
     }
 
-    pub(super) fn refuse(&mut self, caller: Caller, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, caller: Caller, refusal: NotGranted) {
         self.wake_waiter(caller, WaiterVerdict::Refused(refusal));
     }
 

@@ -7,8 +7,8 @@ use foldhash::HashMap;
 
 use super::event_cx::{Effect, EventCx};
 use super::machine::{Tickets, Turnstile};
-use super::verdict::{Holding, Refusal, Verdict, WaiterVerdict};
-use super::wait_queue::{Request, WaiterId};
+use super::verdict::{Holding, NotGranted, Verdict, WaiterVerdict};
+use super::wait_queue::{Waiter, WaiterId};
 use crate::base::clock::Moment;
 use crate::base::{Mode, StoreError};
 use crate::store::contract::{Grant, Op, OpResult, Owner};
@@ -134,15 +134,15 @@ impl<Caller: Clone> Lines<Caller> {
         &mut self,
         cx: &mut EventCx<'_, Caller>,
         mode: Mode,
-        request: Request<Caller>,
+        waiter: Waiter<Caller>,
     ) -> WaiterId {
         let shared = self.shared.as_ref().map_or(0, |shared| shared.waiters);
         if mode == Mode::Exclusive {
-            return self.exclusive.arrive(cx, request, shared);
+            return self.exclusive.arrive(cx, waiter, shared);
         }
         let mut turnstile = self.exclusive.beside(mode);
         let earlier = cx.effects.len();
-        let id = turnstile.arrive(cx, request, shared + self.exclusive.waiting());
+        let id = turnstile.arrive(cx, waiter, shared + self.exclusive.waiting());
         let shared = self.shared.get_or_insert_default();
         let owners = Vec::new();
         shared.lines.insert(id, Line { turnstile, owners });
@@ -369,7 +369,7 @@ impl<Caller: Clone> SharedLines<Caller> {
             if let Effect::Send(op) = effect {
                 owners.push(op.owner());
             } else if let Effect::Wake(_, Verdict::Waiter(WaiterVerdict::Refused(refusal))) = effect
-                && let Refusal::Busy(holding @ None) = refusal
+                && let NotGranted::Busy(holding @ None) = refusal
             {
                 *holding = self.holding(cx.now);
             }

@@ -18,8 +18,8 @@ use self::transitions::{KeyState, TenureEnd};
 use super::event_cx::EventCx;
 use super::tenure::{LocalLease, Tenure};
 use super::time::{Point, deadline};
-use super::verdict::{EndMode, Holding, LeaseEnd, Refusal};
-use super::wait_queue::{Request, WaitQueue, WaiterId};
+use super::verdict::{EndMode, Holding, LeaseEnd, NotGranted};
+use super::wait_queue::{WaitQueue, Waiter, WaiterId};
 use crate::base::clock::Moment;
 use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Grant, Owner};
@@ -70,7 +70,7 @@ struct EarlyGrant {
 
 /// What is wrong with the store.
 #[derive(Clone, Debug)]
-struct Trouble {
+struct LastError {
     error: StoreError,
     /// Since when.
     since: Point,
@@ -86,7 +86,7 @@ pub(crate) struct Turnstile<Caller> {
     mode: Mode,
     waiters: WaitQueue<Caller>,
     /// Callers that adopt a lease, in order of arrival. They are served before the wait queue, one at a time.
-    adopters: VecDeque<(WaiterId, Request<Caller>)>,
+    adopters: VecDeque<(WaiterId, Waiter<Caller>)>,
     state: KeyState<Caller>,
     in_flight: Option<InFlight>,
     /// In order (O2). The first may be in flight.
@@ -96,7 +96,7 @@ pub(crate) struct Turnstile<Caller> {
     /// Whether the connection is known to be gone: nothing is sent until it is back.
     down: bool,
     /// The last error of the store, until it answers.
-    trouble: Option<Box<Trouble>>,
+    last_error: Option<Box<LastError>>,
     /// Refusals in a row.
     failures: u32,
     /// No new callers are accepted.
@@ -117,7 +117,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             pending: VecDeque::new(),
             store_has_queue: queue,
             down: false,
-            trouble: None,
+            last_error: None,
             failures: 0,
             closed: false,
             tickets: Tickets::Kept,
@@ -128,7 +128,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     pub(super) fn beside(&self, mode: Mode) -> Self {
         Self {
             down: self.down,
-            trouble: self.trouble.clone(),
+            last_error: self.last_error.clone(),
             closed: self.closed,
             ..Self::new(mode, self.store_has_queue)
         }
@@ -152,7 +152,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The store is believed to be down. Callers that give up before it answers get this error.
     pub(crate) fn assume_down(&mut self, error: StoreError) {
         let since = Point::FIRST;
-        self.trouble = Some(Box::new(Trouble { error, since }));
+        self.last_error = Some(Box::new(LastError { error, since }));
     }
 
     /// Nobody waits, nothing is held or pending: the turnstile may be dropped.
@@ -180,9 +180,9 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The waiters in order: one that was granted the key and was not polled yet, callers that adopt, the wait queue.
     pub(crate) fn waiters(&self) -> impl Iterator<Item = &Caller> {
         let granted = self.granted(false).into_iter();
-        let adopters = self.adopters.iter().map(|(_, request)| request);
-        let waiters = self.waiters.iter().map(|(_, request)| request);
-        granted.chain(adopters.chain(waiters).map(|request| &request.caller))
+        let adopters = self.adopters.iter().map(|(_, waiter)| waiter);
+        let waiters = self.waiters.iter().map(|(_, waiter)| waiter);
+        granted.chain(adopters.chain(waiters).map(|waiter| &waiter.caller))
     }
 
     /// Everybody who still awaits a verdict, but for those of the effects.
@@ -203,7 +203,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     pub(crate) fn arrive(
         &mut self,
         cx: &mut EventCx<'_, Caller>,
-        request: Request<Caller>,
+        waiter: Waiter<Caller>,
         others: usize,
     ) -> WaiterId {
         self.advance_time(cx);
@@ -211,25 +211,25 @@ impl<Caller: Clone> Turnstile<Caller> {
         let tenure = self.state.tenure();
         let held = tenure.is_some_and(|tenure| tenure.lease().is_some());
         if self.closed {
-            cx.refuse(request.caller, Refusal::Closed);
-        } else if request.adopts.is_some() {
-            self.adopters.push_back((id, request));
-        } else if request.asks_once && (held || self.waiters.has_patient()) {
-            let refusal = match &self.trouble {
+            cx.refuse(waiter.caller, NotGranted::Closed);
+        } else if waiter.adopts.is_some() {
+            self.adopters.push_back((id, waiter));
+        } else if waiter.asks_once && (held || self.waiters.has_patient()) {
+            let refusal = match &self.last_error {
                 // Nobody is known to have it.
-                Some(trouble) if !held => Refusal::Failed(trouble.error.clone()),
-                _ => Refusal::Busy(self.holding(cx.at())),
+                Some(last_error) if !held => NotGranted::Failed(last_error.error.clone()),
+                _ => NotGranted::Busy(self.holding(cx.at())),
             };
-            cx.refuse(request.caller, refusal);
+            cx.refuse(waiter.caller, refusal);
         } else if self.waiters.len() + others >= cx.ids.rules.max_waiters {
-            cx.refuse(request.caller, Refusal::QueueFull);
+            cx.refuse(waiter.caller, NotGranted::QueueFull);
         } else {
-            self.waiters.push(id, request);
+            self.waiters.push(id, waiter);
             // Whether the store has said that others hold the key, and is not being asked again.
             let is_busy = self.state.acquisition().is_some_and(Acquisition::is_busy);
             if held || is_busy && self.in_flight.is_none() && !self.down {
                 self.waiters.mark_busy();
-            } else if self.trouble.is_some() {
+            } else if self.last_error.is_some() {
                 self.waiters.mark_answered();
             }
         }
@@ -238,8 +238,8 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// When the wait of an adopter is over. Like a waiter, it waits for longer until the store's first answer has come.
-    fn end_of(&self, (_, adopter): &(WaiterId, Request<Caller>)) -> Point {
-        adopter.end(self.trouble.is_some()).into()
+    fn end_of(&self, (_, adopter): &(WaiterId, Waiter<Caller>)) -> Point {
+        adopter.end(self.last_error.is_some()).into()
     }
 
     /// A waiter gave up, or was dropped: in the wait queue, adopting, or granted the key and not polled.
@@ -371,7 +371,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.state.tenure().map(Tenure::owner)
     }
 
-    /// Whether the key stays in the store if this holder ends its lease now, as its request has asked.
+    /// Whether the key stays in the store if this holder ends its lease now, as it was asked for.
     pub(crate) fn is_kept(&self, cx: &EventCx<'_, Caller>, id: WaiterId) -> bool {
         let lease = self.lease_of(id);
         lease.is_some_and(|lease| lease.kept_until(cx.at()).is_some())
@@ -395,10 +395,10 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// The last error of the store.
     fn store_error(&self) -> StoreError {
-        let trouble = self.trouble.as_ref();
-        trouble.map_or_else(
+        let last_error = self.last_error.as_ref();
+        last_error.map_or_else(
             || StoreError::new("no answer in time"),
-            |trouble| trouble.error.clone(),
+            |last_error| last_error.error.clone(),
         )
     }
 
@@ -417,7 +417,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Since when the store is away, if it is.
     fn away_since(&self) -> Option<Point> {
-        let trouble = self.trouble.as_ref().filter(|_| self.down);
-        trouble.map(|trouble| trouble.since)
+        let last_error = self.last_error.as_ref().filter(|_| self.down);
+        last_error.map(|last_error| last_error.since)
     }
 }

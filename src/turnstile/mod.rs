@@ -55,6 +55,6 @@ pub(crate) use self::ids::Ids;
 pub(crate) use self::lines::Lines;
 pub(crate) use self::machine::{Rules, Turnstile};
 pub(crate) use self::verdict::{
-    EndMode, Holding, LeaseEnd, LeaseVerdict, Refusal, Verdict, WaiterVerdict,
+    EndMode, Holding, LeaseEnd, LeaseVerdict, NotGranted, Verdict, WaiterVerdict,
 };
-pub(crate) use self::wait_queue::{Request, WaiterId};
+pub(crate) use self::wait_queue::{Waiter, WaiterId};

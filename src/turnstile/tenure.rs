@@ -9,7 +9,7 @@ use super::event_cx::EventCx;
 use super::machine::Rules;
 use super::time::{Point, deadline, drift};
 use super::verdict::{Holding, LeaseVerdict};
-use super::wait_queue::{Request, WaiterId, kept_until};
+use super::wait_queue::{Waiter, WaiterId, kept_until};
 use crate::base::token::MOST_PASSES;
 use crate::base::{LossCause, OnFinish, Token};
 use crate::store::contract::Owner;
@@ -256,7 +256,7 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     /// Whether the next waiter may have the key without the store being asked.
-    pub(super) fn may_grant(&self, rules: &Rules, next: &Request<Caller>, now: Point) -> bool {
+    pub(super) fn may_grant(&self, rules: &Rules, next: &Waiter<Caller>, now: Point) -> bool {
         if self.turns == 0 {
             return true;
         }
@@ -293,14 +293,14 @@ impl<Caller: Clone> Tenure<Caller> {
     pub(super) fn grant(
         &mut self,
         id: WaiterId,
-        request: Request<Caller>,
+        waiter: Waiter<Caller>,
         now: Point,
     ) -> (Token, Point) {
         let token = Token::of(self.win.epoch, self.turns.into());
         self.turns += 1;
-        let ttl = request.ttl;
+        let ttl = waiter.ttl;
         let intended_end = deadline(now, ttl);
-        let fixed_end = (!request.is_renewed()).then(|| {
+        let fixed_end = (!waiter.is_renewed()).then(|| {
             // W3: only a lease that is longer than the ticket's ttl is worth a renewal, or one whose grant is proved by
             // an old answer (D2). Others end with the tenure, which gives them nearly all of their ttl.
             let is_enough = self.deadline.since(now) >= most_of(ttl);
@@ -312,22 +312,22 @@ impl<Caller: Clone> Tenure<Caller> {
         });
         let lease = self.lease.insert(LocalLease {
             id,
-            caller: request.caller,
+            caller: waiter.caller,
             phase: LeasePhase::Offered,
             end_by: now + self.win.ttl.min(ttl) / 3,
             // A pass is an acquisition, too.
             kept_until: kept_until(
-                request.on_finish,
+                waiter.on_finish,
                 if token.is_passed() {
                     now
                 } else {
                     self.win.start
                 },
             ),
-            keeps_by_itself: !request.is_conditional,
+            keeps_by_itself: !waiter.is_conditional,
             ttl,
             fixed_end,
-            renewals: request.renewals,
+            renewals: waiter.renewals,
             counted: false,
             is_planned: false,
             intended_end,

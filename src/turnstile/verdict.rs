@@ -25,12 +25,12 @@ pub(crate) enum WaiterVerdict {
     },
     /// The grant ended before the caller took it. The usual cause: nobody polled the caller (W4). It may queue again.
     TurnLost,
-    Refused(Refusal),
+    Refused(NotGranted),
 }
 
 /// Why a waiter does not get the key.
 #[derive(Clone, Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum NotGranted {
     /// Others have the key: who, if that is known.
     Busy(Option<Box<Holding>>),
     /// The wait queue is full.

@@ -28,7 +28,7 @@ pub(super) fn kept_until(on_finish: OnFinish, since: Point) -> Point {
 
 /// What a local caller wants. `Caller` is the engine's reference to it, which comes back with each verdict.
 #[derive(Debug)]
-pub(crate) struct Request<Caller> {
+pub(crate) struct Waiter<Caller> {
     pub(crate) caller: Caller,
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
@@ -48,7 +48,7 @@ pub(crate) struct Request<Caller> {
     pub(crate) answer_by: Moment,
 }
 
-impl<Caller> Request<Caller> {
+impl<Caller> Waiter<Caller> {
     /// Whether the watchdog prolongs its lease.
     pub(super) fn is_renewed(&self) -> bool {
         self.renewals > 0
@@ -72,8 +72,8 @@ pub(super) struct WaitQueue<Caller>(Option<Box<Waiters<Caller>>>);
 /// The first waiter is kept outside of the trees: most queues have no other.
 #[derive(Debug)]
 struct Waiters<Caller> {
-    first: (WaiterId, Request<Caller>),
-    others: BTreeMap<WaiterId, Request<Caller>>,
+    first: (WaiterId, Waiter<Caller>),
+    others: BTreeMap<WaiterId, Waiter<Caller>>,
     /// When the waits of the others are over.
     by_end: BTreeSet<(Point, WaiterId)>,
     /// Those of the others that ask once.
@@ -106,17 +106,17 @@ impl<Caller> WaitQueue<Caller> {
     }
 
     /// Adds the newest arrival.
-    pub(super) fn push(&mut self, id: WaiterId, request: Request<Caller>) {
+    pub(super) fn push(&mut self, id: WaiterId, waiter: Waiter<Caller>) {
         debug_assert!(id > self.last_id(), "{id:?} is not the newest");
         match &mut self.0 {
             Some(waiters) => {
-                waiters.by_end.extend(waiters.end(id, &request));
-                waiters.once.extend(request.asks_once.then_some(id));
-                waiters.others.insert(id, request);
+                waiters.by_end.extend(waiters.end(id, &waiter));
+                waiters.once.extend(waiter.asks_once.then_some(id));
+                waiters.others.insert(id, waiter);
             }
             None => {
                 self.0 = Some(Box::new(Waiters {
-                    first: (id, request),
+                    first: (id, waiter),
                     others: BTreeMap::new(),
                     by_end: BTreeSet::new(),
                     once: BTreeSet::new(),
@@ -127,7 +127,7 @@ impl<Caller> WaitQueue<Caller> {
         }
     }
 
-    pub(super) fn remove(&mut self, id: WaiterId) -> Option<Request<Caller>> {
+    pub(super) fn remove(&mut self, id: WaiterId) -> Option<Waiter<Caller>> {
         let waiters = self.0.as_mut()?;
         if id != waiters.first.0 {
             return waiters.remove_other(id);
@@ -135,20 +135,20 @@ impl<Caller> WaitQueue<Caller> {
         let Some(next) = waiters.others.keys().next().copied() else {
             return self.0.take().map(|waiters| waiters.first.1);
         };
-        let request = waiters.remove_other(next)?;
-        let (_, first) = mem::replace(&mut waiters.first, (next, request));
+        let waiter = waiters.remove_other(next)?;
+        let (_, first) = mem::replace(&mut waiters.first, (next, waiter));
         Some(first)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, &Request<Caller>)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (WaiterId, &Waiter<Caller>)> {
         self.0.iter().flat_map(|waiters| {
             let (id, first) = &waiters.first;
-            let others = waiters.others.iter().map(|(id, request)| (*id, request));
+            let others = waiters.others.iter().map(|(id, waiter)| (*id, waiter));
             iter::once((*id, first)).chain(others)
         })
     }
 
-    pub(super) fn first(&self) -> Option<&Request<Caller>> {
+    pub(super) fn first(&self) -> Option<&Waiter<Caller>> {
         self.0.as_ref().map(|waiters| &waiters.first.1)
     }
 
@@ -164,13 +164,13 @@ impl<Caller> WaitQueue<Caller> {
         })
     }
 
-    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Request<Caller>)> {
+    pub(super) fn pop_first(&mut self) -> Option<(WaiterId, Waiter<Caller>)> {
         let id = self.first_id()?;
-        self.remove(id).map(|request| (id, request))
+        self.remove(id).map(|waiter| (id, waiter))
     }
 
     /// Removes waiters that ask once and arrived no later than `newest_waiter`.
-    pub(super) fn take_once(&mut self, newest_waiter: WaiterId) -> Vec<Request<Caller>> {
+    pub(super) fn take_once(&mut self, newest_waiter: WaiterId) -> Vec<Waiter<Caller>> {
         let Some(waiters) = &self.0 else {
             return Vec::new();
         };
@@ -186,9 +186,9 @@ impl<Caller> WaitQueue<Caller> {
         &mut self,
         newest_waiter: WaiterId,
         ttl: Duration,
-    ) -> Vec<Request<Caller>> {
+    ) -> Vec<Waiter<Caller>> {
         let until_then = self.iter().take_while(|(id, _)| *id <= newest_waiter);
-        let within = until_then.filter(|(_, request)| request.ttl <= ttl);
+        let within = until_then.filter(|(_, waiter)| waiter.ttl <= ttl);
         let ids: Vec<_> = within.map(|(id, _)| id).collect();
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
@@ -210,10 +210,10 @@ impl<Caller> WaitQueue<Caller> {
         let newer = waiters
             .others
             .range((Excluded(waiters.answered), Unbounded));
-        for (id, request) in newer {
-            if let Some(before) = waiters.end(*id, request) {
+        for (id, waiter) in newer {
+            if let Some(before) = waiters.end(*id, waiter) {
                 waiters.by_end.remove(&before);
-                waiters.by_end.insert((request.until.into(), *id));
+                waiters.by_end.insert((waiter.until.into(), *id));
             }
         }
         waiters.answered = last;
@@ -224,20 +224,20 @@ impl<Caller> WaitQueue<Caller> {
     }
 
     /// Removes a waiter whose wait is over. Also returns whether others are known to hold the key.
-    pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Request<Caller>, bool)> {
+    pub(super) fn pop_ended(&mut self, now: Point) -> Option<(Waiter<Caller>, bool)> {
         let waiters = self.0.as_ref()?;
         let (end, id) = waiters.next_end()?;
         let busy = id <= waiters.busy;
         let ended = (end <= now).then(|| self.remove(id)).flatten();
-        ended.map(|request| (request, busy))
+        ended.map(|waiter| (waiter, busy))
     }
 }
 
 impl<Caller> Waiters<Caller> {
     /// When a wait is over, if ever.
-    fn end(&self, id: WaiterId, request: &Request<Caller>) -> Option<(Point, WaiterId)> {
-        let end = request.end(id <= self.answered);
-        (request.until != FOREVER).then(|| (end.into(), id))
+    fn end(&self, id: WaiterId, waiter: &Waiter<Caller>) -> Option<(Point, WaiterId)> {
+        let end = waiter.end(id <= self.answered);
+        (waiter.until != FOREVER).then(|| (end.into(), id))
     }
 
     /// When the next wait is over, and whose.
@@ -246,12 +246,12 @@ impl<Caller> Waiters<Caller> {
         first.into_iter().chain(self.by_end.first().copied()).min()
     }
 
-    fn remove_other(&mut self, id: WaiterId) -> Option<Request<Caller>> {
-        let request = self.others.remove(&id)?;
-        if let Some(end) = self.end(id, &request) {
+    fn remove_other(&mut self, id: WaiterId) -> Option<Waiter<Caller>> {
+        let waiter = self.others.remove(&id)?;
+        if let Some(end) = self.end(id, &waiter) {
             self.by_end.remove(&end);
         }
         self.once.remove(&id);
-        Some(request)
+        Some(waiter)
     }
 }

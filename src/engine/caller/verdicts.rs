@@ -10,7 +10,7 @@ use crate::engine::callbacks::Callbacks;
 use crate::engine::event_bus::EventBus;
 use crate::engine::phase::Phase;
 use crate::observe::LockEvent;
-use crate::turnstile::{EndMode, LeaseEnd, LeaseVerdict, Refusal, WaiterVerdict};
+use crate::turnstile::{EndMode, LeaseEnd, LeaseVerdict, NotGranted, WaiterVerdict};
 
 impl CallerState {
     /// The phase that follows a wait.
@@ -37,19 +37,19 @@ impl CallerState {
             WaiterVerdict::TurnLost => Phase::TurnLost,
             WaiterVerdict::Refused(refusal) => {
                 events.send(|| match &refusal {
-                    Refusal::QueueFull => LockEvent::QueueFull {
+                    NotGranted::QueueFull => LockEvent::QueueFull {
                         key: key.clone(),
                         waiter: self.waiter,
                         limit: events.max_waiters(),
                     },
-                    Refusal::Busy(holding) => {
+                    NotGranted::Busy(holding) => {
                         let holding = holding.as_deref();
                         self.gave_up(key, now, holding.map(|it| events.holder(it)))
                     }
-                    Refusal::NothingToAdopt
-                    | Refusal::Failed(_)
-                    | Refusal::TooSlow { .. }
-                    | Refusal::Closed => self.gave_up(key, now, None),
+                    NotGranted::NothingToAdopt
+                    | NotGranted::Failed(_)
+                    | NotGranted::TooSlow { .. }
+                    | NotGranted::Closed => self.gave_up(key, now, None),
                 });
                 Phase::Refused(refusal)
             }

@@ -9,7 +9,7 @@ use crate::store::contract::{Answer, Grant, Outcome};
 use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::tenure::Win;
 use crate::turnstile::time::drift;
-use crate::turnstile::verdict::Refusal;
+use crate::turnstile::verdict::NotGranted;
 
 /// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
 const SOON: (u64, u64) = (1_000, 1_500);
@@ -25,8 +25,8 @@ impl<Caller: Clone> Turnstile<Caller> {
         let is_patient = self.waiters.has_patient();
         let wants_ticket = self.store_has_queue && is_patient;
         let Some(acquisition) = self.state.acquisition() else {
-            let request = adopter.map(|(_, first)| first).or(self.waiters.first());
-            let Some(ttl) = request.map(|request| request.ttl) else {
+            let waiter = adopter.map(|(_, first)| first).or(self.waiters.first());
+            let Some(ttl) = waiter.map(|waiter| waiter.ttl) else {
                 return false;
             };
             self.begin_acquisition(cx, ttl, now, adopter.map(|(id, _)| *id));
@@ -92,9 +92,9 @@ impl<Caller: Clone> Turnstile<Caller> {
                 // Neither the old owner nor ours has the lock. A resend cannot change that.
                 acquisition.set_footprint(Footprint::Nothing);
                 if self.is_acquisition_wanted()
-                    && let Some((_, request)) = self.adopters.pop_front()
+                    && let Some((_, waiter)) = self.adopters.pop_front()
                 {
-                    cx.refuse(request.caller, Refusal::NothingToAdopt);
+                    cx.refuse(waiter.caller, NotGranted::NothingToAdopt);
                 }
             }
             Outcome::NotOld => acquisition.on_yield_failed(cx.at()),
@@ -200,33 +200,33 @@ impl<Caller: Clone> Turnstile<Caller> {
             }
             if is_too_slow {
                 let round_trip = now.since(win.start);
-                self.give_up_late(cx, &Refusal::TooSlow { round_trip });
+                self.give_up_late(cx, &NotGranted::TooSlow { round_trip });
             }
             return;
         }
         self.become_held(win, now);
         // The tenure may have expired already, if nobody waits for it. In that case end it here.
         self.expire_due(cx);
-        if adopts && let Some((id, request)) = self.adopters.pop_front() {
-            self.grant_lease(cx, id, request);
+        if adopts && let Some((id, waiter)) = self.adopters.pop_front() {
+            self.grant_lease(cx, id, waiter);
         }
     }
 
     /// D4: each time that we ask, the key is ours for another ttl, and is over when the answer comes. It is given back.
     /// Callers that have waited since the first time and want no longer ttl are refused.
-    fn give_up_late(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
+    fn give_up_late(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &NotGranted) {
         let Some(acquisition) = self.state.acquisition() else {
             return;
         };
         let refused: Vec<_> = if acquisition.adopts() {
             let adopter = self.adopters.pop_front();
-            adopter.map(|(_, request)| request).into_iter().collect()
+            adopter.map(|(_, waiter)| waiter).into_iter().collect()
         } else {
             let (newest, ttl) = acquisition.late_wins();
             self.waiters.take_within(newest, ttl)
         };
-        for request in refused {
-            cx.refuse(request.caller, refusal.clone());
+        for waiter in refused {
+            cx.refuse(waiter.caller, refusal.clone());
         }
         self.abandon(cx);
     }

@@ -8,7 +8,7 @@ use super::Turnstile;
 use super::acquisition::Acquisition;
 use crate::turnstile::event_cx::{Effect, EventCx};
 use crate::turnstile::time::Point;
-use crate::turnstile::verdict::Refusal;
+use crate::turnstile::verdict::NotGranted;
 use crate::turnstile::wait_queue::WaiterId;
 
 #[derive(Debug)]
@@ -112,10 +112,10 @@ impl<Caller: Clone> Turnstile<Caller> {
                 repeats.pause_until(now + pause);
             } else {
                 if self.waiters.first_id() == Some(id)
-                    && let Some((_, request)) = self.waiters.pop_first()
+                    && let Some((_, waiter)) = self.waiters.pop_first()
                 {
                     let holding = self.holding(now);
-                    cx.refuse(request.caller, Refusal::Busy(holding));
+                    cx.refuse(waiter.caller, NotGranted::Busy(holding));
                 }
                 self.ask_policy(cx);
             }

@@ -7,8 +7,8 @@ use super::transitions::TenureEnd;
 use super::{InFlight, Turnstile};
 use crate::store::contract::Op;
 use crate::turnstile::event_cx::{Effect, EventCx};
-use crate::turnstile::verdict::{LeaseEnd, Refusal, WaiterVerdict};
-use crate::turnstile::wait_queue::{Request, WaiterId};
+use crate::turnstile::verdict::{LeaseEnd, NotGranted, WaiterVerdict};
+use crate::turnstile::wait_queue::{Waiter, WaiterId};
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// Does what the state requires. Every event ends with it.
@@ -17,7 +17,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             if let Some(tenure) = self.state.tenure() {
                 let has_no_lease = tenure.lease().is_none();
                 // Our own owner holds the key. So there is no detached lease to adopt.
-                self.refuse_adopters(cx, &Refusal::NothingToAdopt);
+                self.refuse_adopters(cx, &NotGranted::NothingToAdopt);
                 if has_no_lease {
                     self.next_turn(cx, None);
                 }
@@ -49,12 +49,12 @@ impl<Caller: Clone> Turnstile<Caller> {
         };
         let next = self.waiters.first();
         if next.is_some_and(|next| tenure.may_grant(&cx.ids.rules, next, cx.at()))
-            && let Some((id, request)) = self.waiters.pop_first()
+            && let Some((id, waiter)) = self.waiters.pop_first()
         {
             if let Some(ending) = ending {
                 cx.end_lease(ending.caller, LeaseEnd::Released);
             }
-            return self.grant_lease(cx, id, request);
+            return self.grant_lease(cx, id, waiter);
         }
         let end = match self.waiters.first() {
             Some(next) if self.store_has_queue && self.waiters.has_patient() => {
@@ -70,13 +70,13 @@ impl<Caller: Clone> Turnstile<Caller> {
         &mut self,
         cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
-        request: Request<Caller>,
+        waiter: Waiter<Caller>,
     ) {
         let Some(tenure) = self.state.tenure_mut() else {
             return;
         };
-        let caller = request.caller.clone();
-        let (token, deadline) = tenure.grant(id, request, cx.at());
+        let caller = waiter.caller.clone();
+        let (token, deadline) = tenure.grant(id, waiter, cx.at());
         let verdict = WaiterVerdict::Granted {
             token,
             deadline: deadline.moment(),
@@ -117,30 +117,30 @@ impl<Caller: Clone> Turnstile<Caller> {
     }
 
     /// Refuses waiters that ask once.
-    pub(super) fn refuse_once(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
-        for request in self.waiters.take_once(WaiterId::LAST) {
-            cx.refuse(request.caller, refusal.clone());
+    pub(super) fn refuse_once(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &NotGranted) {
+        for waiter in self.waiters.take_once(WaiterId::LAST) {
+            cx.refuse(waiter.caller, refusal.clone());
         }
     }
 
     /// The same for those that arrived no later than `newest_waiter`, since others have the key.
     pub(super) fn refuse_busy(&mut self, cx: &mut EventCx<'_, Caller>, newest_waiter: WaiterId) {
-        for request in self.waiters.take_once(newest_waiter) {
+        for waiter in self.waiters.take_once(newest_waiter) {
             let holding = self.holding(cx.at());
-            cx.refuse(request.caller, Refusal::Busy(holding));
+            cx.refuse(waiter.caller, NotGranted::Busy(holding));
         }
     }
 
-    pub(super) fn refuse_adopters(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
-        while let Some((_, request)) = self.adopters.pop_front() {
-            cx.refuse(request.caller, refusal.clone());
+    pub(super) fn refuse_adopters(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &NotGranted) {
+        while let Some((_, waiter)) = self.adopters.pop_front() {
+            cx.refuse(waiter.caller, refusal.clone());
         }
     }
 
-    pub(super) fn refuse_all(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &Refusal) {
+    pub(super) fn refuse_all(&mut self, cx: &mut EventCx<'_, Caller>, refusal: &NotGranted) {
         self.refuse_adopters(cx, refusal);
-        while let Some((_, request)) = self.waiters.pop_first() {
-            cx.refuse(request.caller, refusal.clone());
+        while let Some((_, waiter)) = self.waiters.pop_first() {
+            cx.refuse(waiter.caller, refusal.clone());
         }
     }
 }

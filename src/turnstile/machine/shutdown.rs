@@ -5,7 +5,7 @@ use super::transitions::TenureEnd;
 use crate::base::clock::Moment;
 use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::time::Point;
-use crate::turnstile::verdict::{LeaseEnd, Refusal};
+use crate::turnstile::verdict::{LeaseEnd, NotGranted};
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// The registry shuts down. Waiters are refused and leases are released. `grace`: until when a holder may end its
@@ -34,7 +34,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     fn turn_away(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.expire_due(cx);
         self.closed = true;
-        self.refuse_all(cx, &Refusal::Closed);
+        self.refuse_all(cx, &NotGranted::Closed);
     }
 
     /// Whether there is a holder that has time to end its work.
@@ -66,7 +66,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             return;
         };
         if !lease.is_taken() {
-            return cx.refuse(lease.caller, Refusal::Closed);
+            return cx.refuse(lease.caller, NotGranted::Closed);
         }
         match lease.kept_if_closed(cx.at()) {
             Some(Point::FOREVER) => self.end_tenure(cx, TenureEnd::LetExpire),

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::acquisition::{Acquisition, Footprint};
 use super::transitions::TenureEnd;
-use super::{EarlyGrant, InFlight, Trouble, Turnstile};
+use super::{EarlyGrant, InFlight, LastError, Turnstile};
 use crate::base::StoreError;
 use crate::base::token::is_epoch;
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner, dropped_error};
 use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::ids::Ids;
 use crate::turnstile::time::drift;
-use crate::turnstile::verdict::Refusal;
+use crate::turnstile::verdict::NotGranted;
 
 /// F2: the error if an epoch is too large for tokens. The key is then released.
 fn epoch_fault(epoch: u64) -> Option<StoreError> {
@@ -64,7 +64,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
         if let Some(footprint) = in_flight.asks {
             // A successful release does not show that the store can grant a key.
-            self.trouble = None;
+            self.last_error = None;
             self.failures = 0;
             self.on_asked(cx, footprint, in_flight, answer);
         }
@@ -206,7 +206,7 @@ impl<Caller: Clone> Turnstile<Caller> {
     pub(crate) fn up(&mut self, cx: &mut EventCx<'_, Caller>, queue: bool) {
         self.advance_time(cx);
         self.down = false;
-        self.trouble = None;
+        self.last_error = None;
         self.failures = 0;
         self.store_has_queue = queue;
         if let Some(acquisition) = self.state.acquisition_mut() {
@@ -217,7 +217,7 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     fn on_down(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
         if !mem::replace(&mut self.down, true) {
-            self.trouble = None;
+            self.last_error = None;
         }
         if let Some(acquisition) = self.state.acquisition_mut() {
             acquisition.forget_proof();
@@ -232,13 +232,13 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// Refuses waiters that ask once. If waiting cannot help, refuses everybody.
     fn fail_waiters(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
-        let trouble = self.trouble.as_ref();
-        let since = trouble.map_or(cx.at(), |trouble| trouble.since);
-        self.trouble = Some(Box::new(Trouble {
+        let last_error = self.last_error.as_ref();
+        let since = last_error.map_or(cx.at(), |last_error| last_error.since);
+        self.last_error = Some(Box::new(LastError {
             error: error.clone(),
             since,
         }));
-        let refusal = Refusal::Failed(error.clone());
+        let refusal = NotGranted::Failed(error.clone());
         if error.is_retryable() {
             self.refuse_once(cx, &refusal);
             self.waiters.mark_answered();

@@ -7,7 +7,7 @@ use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::ids::Ids;
 use crate::turnstile::tenure::Tenure;
 use crate::turnstile::time::Point;
-use crate::turnstile::verdict::{LeaseEnd, Refusal};
+use crate::turnstile::verdict::{LeaseEnd, NotGranted};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
@@ -136,9 +136,9 @@ impl<Caller: Clone> Turnstile<Caller> {
             Timer::WaitEnds => self.end_waits(cx),
             Timer::AdoptionEnds => {
                 while let Some(at) = self.adopters.iter().position(|it| self.end_of(it) <= now)
-                    && let Some((_, request)) = self.adopters.remove(at)
+                    && let Some((_, waiter)) = self.adopters.remove(at)
                 {
-                    cx.refuse(request.caller, Refusal::Failed(self.store_error()));
+                    cx.refuse(waiter.caller, NotGranted::Failed(self.store_error()));
                 }
             }
             Timer::EndingFails => {
@@ -180,13 +180,13 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// Refuses waiters whose wait is over: others hold the key, or the store has failed.
     pub(super) fn end_waits(&mut self, cx: &mut EventCx<'_, Caller>) {
         let now = cx.at();
-        while let Some((request, busy)) = self.waiters.pop_ended(now) {
-            let refusal = if busy && self.trouble.is_none() {
-                Refusal::Busy(self.holding(now))
+        while let Some((waiter, busy)) = self.waiters.pop_ended(now) {
+            let refusal = if busy && self.last_error.is_none() {
+                NotGranted::Busy(self.holding(now))
             } else {
-                Refusal::Failed(self.store_error())
+                NotGranted::Failed(self.store_error())
             };
-            cx.refuse(request.caller, refusal);
+            cx.refuse(waiter.caller, refusal);
         }
     }
 }

@@ -10,7 +10,7 @@ use super::world::{Event, KeyId, World};
 use crate::base::clock::Moment;
 use crate::base::{Mode, OnFinish};
 use crate::turnstile::{
-    EndMode, LeaseEnd, LeaseVerdict, Refusal, Request, Verdict, WaiterId, WaiterVerdict,
+    EndMode, LeaseEnd, LeaseVerdict, NotGranted, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 pub(super) type CallerId = usize;
@@ -177,7 +177,7 @@ impl World {
         caller.visit += 1;
         let visit = caller.visit;
         (caller.pauses, caller.pause) = (pauses, pause);
-        let waiter = Request {
+        let waiter = Waiter {
             caller: id,
             ttl: Duration::from_micros(caller.ttl),
             renewals: caller.renewals,
@@ -300,7 +300,7 @@ impl World {
                 let delay = self.rng.between(0, most);
                 self.plan(delay, Event::Finish(id, visit));
             }
-            (Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed)), Stage::Granted(_))
+            (Verdict::Waiter(WaiterVerdict::Refused(NotGranted::Closed)), Stage::Granted(_))
             | (Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Closed)), Stage::Holding(_)) => {
                 if matches!(stage, Stage::Holding(_)) {
                     self.lease_may_be_kept(key, id);
@@ -309,14 +309,14 @@ impl World {
                 self.callers[id].stage = Stage::Out;
             }
             (
-                Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)),
+                Verdict::Waiter(WaiterVerdict::Refused(NotGranted::NothingToAdopt)),
                 Stage::Waiting(_),
             ) if self.callers[id].adopts.is_some() => {
                 self.check_refused(id);
                 self.depart(id);
             }
             (
-                Verdict::Waiter(WaiterVerdict::Refused(Refusal::TooSlow { round_trip })),
+                Verdict::Waiter(WaiterVerdict::Refused(NotGranted::TooSlow { round_trip })),
                 Stage::Waiting(_),
             ) => {
                 self.check_too_slow(id, *round_trip);
@@ -324,7 +324,10 @@ impl World {
             }
             (
                 Verdict::Waiter(WaiterVerdict::Refused(
-                    Refusal::Busy(_) | Refusal::QueueFull | Refusal::Failed(_) | Refusal::Closed,
+                    NotGranted::Busy(_)
+                    | NotGranted::QueueFull
+                    | NotGranted::Failed(_)
+                    | NotGranted::Closed,
                 )),
                 Stage::Waiting(_),
             )

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules};
 
 /// The reply took 300 ms, and nobody knows how much of that was the way there: the lease counts
 /// from the sending.
@@ -215,7 +215,7 @@ fn wins_late(harness: &mut Harness) -> Owner {
 #[track_caller]
 fn too_slow(harness: &mut Harness, caller: &str) -> Duration {
     match harness.refused(caller) {
-        Refusal::TooSlow { round_trip } => round_trip,
+        NotGranted::TooSlow { round_trip } => round_trip,
         other => panic!("{caller} was to be told that the store is too slow, not {other:?}"),
     }
 }

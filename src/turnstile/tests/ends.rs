@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, Verdict, WaiterVerdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, Verdict, WaiterVerdict};
 
 fn prolonged(harness: &mut Harness, caller: &'static str) -> u64 {
     match harness.lease_told(caller) {
@@ -270,7 +270,7 @@ fn w3_an_extension_within_the_tenure_succeeds_at_once() {
     let enter = harness.sent();
     harness.reply(&enter, busy(60_000, 7));
     harness.wait_until(1200);
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
     harness.grant(asker(&enter), 3000, 5);
     assert_eq!(harness.granted("b").1, deadline(1200, 900));
     assert!(harness.take(b));
@@ -489,7 +489,7 @@ fn an_adoption_that_comes_too_late_is_lost() {
     harness.adopt("a", "other:9", fixed(900));
     let adopt = harness.sent();
     harness.reply(&adopt, Outcome::NotOld);
-    assert!(matches!(harness.refused("a"), Refusal::NothingToAdopt));
+    assert!(matches!(harness.refused("a"), NotGranted::NothingToAdopt));
     harness.silent();
     assert!(harness.turnstile.is_idle());
 }
@@ -500,7 +500,7 @@ fn a_held_lease_cannot_be_adopted_here() {
     let mut harness = Harness::new();
     harness.hold("a", fixed(900), 5);
     harness.adopt("b", "other:9", fixed(900));
-    assert!(matches!(harness.refused("b"), Refusal::NothingToAdopt));
+    assert!(matches!(harness.refused("b"), NotGranted::NothingToAdopt));
     harness.silent();
 
     // Nor what comes while somebody waits for it to be.
@@ -511,7 +511,7 @@ fn a_held_lease_cannot_be_adopted_here() {
     harness.silent();
     harness.reply(&enter, Outcome::Won { epoch: 5 });
     harness.granted("a");
-    assert!(matches!(harness.refused("b"), Refusal::NothingToAdopt));
+    assert!(matches!(harness.refused("b"), NotGranted::NothingToAdopt));
 }
 
 /// The store gave us the key so long ago that it may be another's by now, and nobody waits for it any more: that is no
@@ -620,7 +620,7 @@ fn an_adoption_without_an_answer_fails_in_time() {
     harness.wait_until(1999);
     harness.untold("a");
     harness.wait_until(2000);
-    assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
     harness.reply(&adopt, Outcome::NotOld);
     harness.silent();
     assert!(harness.turnstile.is_idle());
@@ -638,7 +638,7 @@ fn d4_an_adopted_lease_that_is_over_on_arrival_is_not_used() {
     harness.untold("a");
     assert_eq!(harness.sent(), adopt);
     harness.reply(&adopt, Outcome::NotOld);
-    assert!(matches!(harness.refused("a"), Refusal::NothingToAdopt));
+    assert!(matches!(harness.refused("a"), NotGranted::NothingToAdopt));
     assert!(harness.turnstile.is_idle());
 }
 
@@ -671,7 +671,7 @@ fn i1_of_two_that_adopt_one_is_served() {
     harness.silent();
     harness.reply(&adopt, Outcome::Won { epoch: 9 });
     harness.granted("a");
-    assert!(matches!(harness.refused("b"), Refusal::NothingToAdopt));
+    assert!(matches!(harness.refused("b"), NotGranted::NothingToAdopt));
     harness.silent();
 }
 
@@ -687,7 +687,7 @@ fn a_refused_adoption_is_tried_again_if_that_may_help() {
     assert_eq!(harness.sent(), adopt);
     let never = crate::base::StoreError::lasting("no right");
     harness.fail(&adopt, OpError::Refused(never));
-    assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
     // Some nodes of a quorum may have done it.
     let release = harness.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&adopt)));
@@ -703,14 +703,14 @@ fn o6_a_shutdown_settles_an_adoption() {
     harness.adopt("a", "other:9", fixed(900));
     let adopt = harness.sent();
     harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-    assert!(matches!(harness.refused("a"), Refusal::Closed));
+    assert!(matches!(harness.refused("a"), NotGranted::Closed));
     harness.reply(&adopt, Outcome::Won { epoch: 9 });
     let release = harness.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&adopt)));
     harness.reply(&release, Outcome::Gone { held: true });
     assert!(harness.turnstile.is_idle());
     harness.adopt("b", "other:9", fixed(900));
-    assert!(matches!(harness.refused("b"), Refusal::Closed));
+    assert!(matches!(harness.refused("b"), NotGranted::Closed));
 }
 
 /// O1: an owner names one tenure. What this registry left it may take up again, under another.

@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, asker, busy, fixed, rules};
 use crate::store::contract::{Op, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, Refusal, Rules};
+use crate::turnstile::{LeaseEnd, NotGranted, Rules};
 
 /// The greatest whose tokens fit, and the least whose do not.
 const LAST: u64 = i64::MAX as u64 / 64;
@@ -12,7 +12,7 @@ const FIRST_OUT: u64 = LAST + 1;
 #[track_caller]
 fn assert_refused(harness: &mut Harness, caller: &'static str, owner: Owner) {
     match harness.refused(caller) {
-        Refusal::Failed(error) => {
+        NotGranted::Failed(error) => {
             assert!(!error.is_retryable());
             assert!(error.to_string().contains("out of range"), "{error}");
         }

@@ -9,8 +9,8 @@ use crate::base::{LossCause, Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Occupant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EndMode, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, Refusal, Request, Rules,
-    Verdict, WaiterId, WaiterVerdict,
+    Effect, EndMode, EventCx, Holding, Ids, LeaseEnd, LeaseVerdict, NotGranted, Rules, Verdict,
+    Waiter, WaiterId, WaiterVerdict,
 };
 
 /// For this long the store's first answer is awaited.
@@ -233,8 +233,8 @@ impl Harness {
         self.feed(|turnstile, cx| turnstile.arrive(cx, waiter, 0))
     }
 
-    fn waiter(&self, caller: &'static str, wish: Wish) -> Request<&'static str> {
-        Request {
+    fn waiter(&self, caller: &'static str, wish: Wish) -> Waiter<&'static str> {
+        Waiter {
             caller,
             ttl: ms(wish.ttl),
             renewals: wish.renewals,
@@ -391,7 +391,7 @@ impl Harness {
 
     /// Why a waiter does not get the key.
     #[track_caller]
-    pub(super) fn refused(&mut self, caller: &str) -> Refusal {
+    pub(super) fn refused(&mut self, caller: &str) -> NotGranted {
         match self.waiter_told(caller) {
             WaiterVerdict::Refused(refusal) => refusal,
             other => panic!("{caller} was to be refused, not told {other:?}"),
@@ -402,7 +402,7 @@ impl Harness {
     #[track_caller]
     pub(super) fn refused_for(&mut self, caller: &str) -> Option<(String, Option<Duration>)> {
         match self.refused(caller) {
-            Refusal::Busy(holding) => holding.map(|holding| match *holding {
+            NotGranted::Busy(holding) => holding.map(|holding| match *holding {
                 Holding::Here { owner, left } => (format!("ours {}", owner.sequence), Some(left)),
                 Holding::There { occupant, left } => (occupant.owner.to_string(), left),
             }),

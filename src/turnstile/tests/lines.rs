@@ -7,8 +7,8 @@ use crate::base::clock::{FOREVER, Moment};
 use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
-    Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, Refusal, Request, Rules, Verdict,
-    WaiterId, WaiterVerdict,
+    Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, NotGranted, Rules, Verdict,
+    Waiter, WaiterId, WaiterVerdict,
 };
 
 /// The lines of one key, and somebody who plays their callers and their store.
@@ -54,7 +54,7 @@ impl Key {
     }
 
     fn arrive_until(&mut self, mode: Mode, until: Moment) -> Op {
-        let waiter = Request {
+        let waiter = Waiter {
             until,
             ..self.waiter("any")
         };
@@ -62,8 +62,8 @@ impl Key {
         self.sent().remove(0)
     }
 
-    fn waiter(&self, caller: &'static str) -> Request<&'static str> {
-        Request {
+    fn waiter(&self, caller: &'static str) -> Waiter<&'static str> {
+        Waiter {
             caller,
             ttl: ms(30_000),
             renewals: 0,
@@ -330,7 +330,7 @@ fn w1_shared_waiters_fill_the_queue() {
         assert_eq!(caller, "late");
         assert!(matches!(
             verdict,
-            Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))
+            Verdict::Waiter(WaiterVerdict::Refused(NotGranted::QueueFull))
         ));
     }
 }
@@ -351,7 +351,7 @@ fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {
         let (_, verdict) = key.told.pop().unwrap();
         assert!(matches!(
             verdict,
-            Verdict::Waiter(WaiterVerdict::Refused(Refusal::QueueFull))
+            Verdict::Waiter(WaiterVerdict::Refused(NotGranted::QueueFull))
         ));
     }
 }

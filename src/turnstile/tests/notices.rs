@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, asker, broken, fixed, ms, rules};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::Refusal;
+use crate::turnstile::NotGranted;
 
 const BUSY: Outcome = Outcome::Busy {
     left: None,
@@ -148,7 +148,7 @@ fn w7_a_caller_that_asks_once_does_not_subscribe() {
             holder: None,
         },
     );
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
     harness.freed();
     harness.silent();
 }

@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, asker, broken, busy, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, Refusal, Rules};
+use crate::turnstile::{LeaseEnd, NotGranted, Rules};
 
 /// A is in the queue and is dropped; its withdrawal and the grant cross. B has come meanwhile
 /// with an owner of its own. If the grant of A's owner served B, B would hold a lock that the
@@ -321,7 +321,7 @@ fn o6_an_attempt_is_undone_as_long_as_it_may_be_done() {
     let attempt = harness.sent();
     harness.wait_until(1100);
     harness.lose(&attempt);
-    assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
     harness.wait_until(2300);
     harness.up(true);
     let owner = asker(&attempt);
@@ -442,11 +442,11 @@ fn o6_a_closed_turnstile_gives_everything_back() {
     harness.arrive("b", fixed(1000));
     harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
     assert!(matches!(harness.ended("a"), LeaseEnd::Closed));
-    assert!(matches!(harness.refused("b"), Refusal::Closed));
+    assert!(matches!(harness.refused("b"), NotGranted::Closed));
     let release = harness.sent();
     assert_eq!(release, Op::Release { owner });
     harness.arrive("c", fixed(1000));
-    assert!(matches!(harness.refused("c"), Refusal::Closed));
+    assert!(matches!(harness.refused("c"), NotGranted::Closed));
     harness.reply(&release, Outcome::Gone { held: true });
     assert!(harness.turnstile.is_idle());
     harness.silent();

@@ -11,7 +11,7 @@ use crate::base::{Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, Refusal, Request, Rules, Verdict,
+    Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, NotGranted, Rules, Verdict, Waiter,
     WaiterId, WaiterVerdict,
 };
 
@@ -339,12 +339,12 @@ impl Bench {
             (Verdict::Lease(LeaseVerdict::Closing), Stage::Holding) => Stage::Closing,
             (Verdict::Waiter(WaiterVerdict::TurnLost), Stage::Granted)
             | (
-                Verdict::Waiter(WaiterVerdict::Refused(Refusal::Closed)),
+                Verdict::Waiter(WaiterVerdict::Refused(NotGranted::Closed)),
                 Stage::Waiting | Stage::Granted,
             )
             | (
                 Verdict::Waiter(WaiterVerdict::Refused(
-                    Refusal::Failed(_) | Refusal::Busy(_) | Refusal::QueueFull,
+                    NotGranted::Failed(_) | NotGranted::Busy(_) | NotGranted::QueueFull,
                 )),
                 Stage::Waiting,
             )
@@ -366,7 +366,7 @@ impl Bench {
                 Stage::Done
             }
             (
-                Verdict::Waiter(WaiterVerdict::Refused(Refusal::TooSlow { round_trip })),
+                Verdict::Waiter(WaiterVerdict::Refused(NotGranted::TooSlow { round_trip })),
                 Stage::Waiting,
             ) => {
                 let ttl = self.ttls[caller].min(self.least_granted);
@@ -374,11 +374,10 @@ impl Bench {
                 assert!(end <= *round_trip, "D4: {round_trip:?} is in time");
                 Stage::Done
             }
-            (Verdict::Waiter(WaiterVerdict::Refused(Refusal::NothingToAdopt)), Stage::Waiting)
-                if self.adopters.contains(&caller) =>
-            {
-                Stage::Done
-            }
+            (
+                Verdict::Waiter(WaiterVerdict::Refused(NotGranted::NothingToAdopt)),
+                Stage::Waiting,
+            ) if self.adopters.contains(&caller) => Stage::Done,
             _ => panic!("I5: {caller} is {stage:?}, and is told {verdict:?}"),
         };
         self.callers[caller].1 = next;
@@ -596,7 +595,7 @@ impl Bench {
                 wait,
             } => {
                 let caller = self.callers.len();
-                let waiter = Request {
+                let waiter = Waiter {
                     caller,
                     ttl: ms(ttl),
                     renewals: if renewed { 3 } else { 0 },
@@ -614,7 +613,7 @@ impl Bench {
             }
             Step::Adopt { ttl, wait } => {
                 let caller = self.callers.len();
-                let waiter = Request {
+                let waiter = Waiter {
                     caller,
                     ttl: ms(ttl),
                     renewals: 0,

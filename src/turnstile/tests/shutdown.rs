@@ -3,7 +3,7 @@
 use super::harness::{Harness, asker, deadline, fixed, ms};
 use crate::base::clock::Moment;
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted};
 
 /// Until when work may end.
 const GRACE: u64 = 2000;
@@ -21,7 +21,7 @@ fn o6_a_holder_that_watches_holds_until_its_work_has_ended() {
     harness.arrive("b", fixed(9000));
     harness.close(|_| Some(ms(GRACE)));
     assert!(matches!(harness.lease_told("a"), LeaseVerdict::Closing));
-    assert!(matches!(harness.refused("b"), Refusal::Closed));
+    assert!(matches!(harness.refused("b"), NotGranted::Closed));
     harness.wait_until(GRACE - 1);
     harness.untold("a");
     harness.silent();
@@ -115,7 +115,7 @@ fn o6_a_holder_that_does_not_watch_or_was_not_polled_gets_no_grace() {
     harness.reply(&enter, Outcome::Won { epoch: 5 });
     harness.granted("a");
     harness.close(|_| panic!("it does not hold"));
-    assert!(matches!(harness.refused("a"), Refusal::Closed));
+    assert!(matches!(harness.refused("a"), NotGranted::Closed));
     assert!(matches!(harness.sent(), Op::Release { owner } if owner == asker(&enter)));
 }
 
@@ -155,9 +155,9 @@ fn o6_holders_go_on_in_a_registry_that_is_drained() {
     let (a, owner) = harness.hold("a", fixed(9000).renewed(), 5);
     harness.arrive("b", fixed(9000));
     harness.feed(|turnstile, cx| turnstile.drain(cx));
-    assert!(matches!(harness.refused("b"), Refusal::Closed));
+    assert!(matches!(harness.refused("b"), NotGranted::Closed));
     harness.arrive("c", fixed(9000));
-    assert!(matches!(harness.refused("c"), Refusal::Closed));
+    assert!(matches!(harness.refused("c"), NotGranted::Closed));
     harness.wait_until(5000);
     let renewal = harness.sent();
     assert!(matches!(renewal, Op::Renew { owner: of, .. } if of == owner));
@@ -181,7 +181,7 @@ fn o6_no_turn_begins_in_a_registry_that_takes_nobody() {
     harness.arrive("a", fixed(9000));
     let enter = harness.sent();
     harness.feed(|turnstile, cx| turnstile.drain(cx));
-    assert!(matches!(harness.refused("a"), Refusal::Closed));
+    assert!(matches!(harness.refused("a"), NotGranted::Closed));
     harness.reply(&enter, Outcome::Won { epoch: 5 });
     let release = harness.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&enter)));
@@ -194,7 +194,7 @@ fn o6_no_turn_begins_in_a_registry_that_takes_nobody() {
     harness.reply(&enter, Outcome::Won { epoch: 5 });
     harness.granted("a");
     harness.feed(|turnstile, cx| turnstile.drain(cx));
-    assert!(matches!(harness.refused("a"), Refusal::Closed));
+    assert!(matches!(harness.refused("a"), NotGranted::Closed));
     assert!(!harness.take(a));
     let release = harness.sent();
     assert!(matches!(release, Op::Release { owner } if owner == asker(&enter)));

@@ -9,7 +9,7 @@ use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Op, OpError, Outcome};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::{
-    Effect, EventCx, Ids, LeaseVerdict, Request, Verdict, WaiterId, WaiterVerdict,
+    Effect, EventCx, Ids, LeaseVerdict, Verdict, Waiter, WaiterId, WaiterVerdict,
 };
 
 const TTL: Duration = Duration::from_secs(30);
@@ -48,7 +48,7 @@ impl Registry {
             lost: 0,
         };
         for caller in 0..LEASES {
-            let waiter = Request {
+            let waiter = Waiter {
                 caller,
                 ttl: TTL,
                 renewals: u32::MAX,

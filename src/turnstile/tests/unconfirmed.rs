@@ -3,7 +3,7 @@
 use super::harness::{Harness, asker, busy, fixed, ms, rules, too_few, withdrawal};
 use crate::base::StoreError;
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{LeaseEnd, Refusal, Rules};
+use crate::turnstile::{LeaseEnd, NotGranted, Rules};
 
 fn unconfirmed() -> OpError {
     OpError::Unconfirmed(too_few())
@@ -54,7 +54,7 @@ fn a_wait_that_ends_without_a_win_that_counts_ends_with_the_reason() {
         }
     }
     match harness.refused("a") {
-        Refusal::Failed(error) => assert_eq!(error.to_string(), too_few().to_string()),
+        NotGranted::Failed(error) => assert_eq!(error.to_string(), too_few().to_string()),
         other => panic!("{other:?}"),
     }
     assert!(
@@ -71,7 +71,7 @@ fn a_caller_that_asks_once_gets_the_reason_of_an_unconfirmed_grant() {
     harness.arrive("once", fixed(1000).once());
     let attempt = harness.sent();
     harness.fail(&attempt, unconfirmed());
-    assert!(matches!(harness.refused("once"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("once"), NotGranted::Failed(_)));
     let owner = asker(&attempt);
     assert_eq!(harness.sent(), Op::Release { owner });
     harness.reply(&Op::Release { owner }, Outcome::Gone { held: true });
@@ -84,7 +84,9 @@ fn a_caller_that_asks_once_gets_the_reason_of_an_unconfirmed_grant() {
     let never = StoreError::lasting("no right to ask");
     harness.fail(&enter, OpError::Unconfirmed(never));
     for caller in ["a", "b"] {
-        assert!(matches!(harness.refused(caller), Refusal::Failed(error) if !error.is_retryable()));
+        assert!(
+            matches!(harness.refused(caller), NotGranted::Failed(error) if !error.is_retryable())
+        );
     }
     let owner = asker(&enter);
     assert_eq!(harness.sent(), Op::Release { owner });

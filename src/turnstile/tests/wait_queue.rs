@@ -10,7 +10,7 @@ use crate::base::clock::{FOREVER, Moment};
 use crate::turnstile::machine::Turnstile;
 use crate::turnstile::time::Point;
 use crate::turnstile::wait_queue::WaitQueue;
-use crate::turnstile::{Request, WaiterId};
+use crate::turnstile::{Waiter, WaiterId};
 
 /// A key that is held is a turnstile and little else, and there may be a hundred thousand of them at 1 KiB each for
 /// everything: whoever makes it larger makes each of them larger.
@@ -60,8 +60,8 @@ fn waiter(
     asks_once: bool,
     until: Moment,
     answer_by: Moment,
-) -> Request<Arc<u64>> {
-    Request {
+) -> Waiter<Arc<u64>> {
+    Waiter {
         caller: caller.clone(),
         ttl: ms(1000),
         renewals: 0,
@@ -125,7 +125,7 @@ impl Both {
     }
 
     /// Whoever the naive line says must be who the queue took out.
-    fn took(&mut self, taken: Option<Request<Arc<u64>>>, at: Option<usize>) {
+    fn took(&mut self, taken: Option<Waiter<Arc<u64>>>, at: Option<usize>) {
         let naive = at.map(|at| self.naive.remove(at).caller);
         assert_eq!(taken.map(|taken| taken.caller), naive);
         self.gone.extend(naive);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, Refusal, Rules, WaiterVerdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, WaiterVerdict};
 
 /// A thousand callers on one busy key cost the store one call.
 #[test]
@@ -229,7 +229,7 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
             holder: None,
         },
     );
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
     harness.untold("b");
     let second = harness.sent();
     assert!(matches!(second, Op::Attempt { .. }));
@@ -244,11 +244,11 @@ fn w5_once_does_not_overtake_the_line() {
     harness.arrive("a", fixed(1000));
     let enter = harness.sent();
     harness.arrive("b", fixed(1000).once());
-    assert!(matches!(harness.refused("b"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("b"), NotGranted::Busy(_)));
     harness.reply(&enter, Outcome::Won { epoch: 5 });
     harness.granted("a");
     harness.arrive("c", fixed(1000).once());
-    assert!(matches!(harness.refused("c"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("c"), NotGranted::Busy(_)));
 }
 
 /// The wait is over: any waiter is told Busy, or what was wrong with the store.
@@ -261,7 +261,7 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     harness.wait_until(1499);
     harness.untold("a");
     harness.wait_until(1500);
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
     assert_eq!(harness.sent(), withdrawal(&enter));
 
     let mut harness = Harness::new();
@@ -272,7 +272,7 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     harness.wait_until(1049);
     harness.silent();
     harness.wait_until(1500);
-    assert!(matches!(harness.refused("a"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
 }
 
 /// "Busy" is what the store, or a holder in this process, has said. A store that does not answer is told as what it is,
@@ -285,7 +285,7 @@ fn a_store_that_does_not_answer_is_not_busy() {
     harness.wait_until(1999);
     harness.untold("a");
     harness.wait_until(2000);
-    assert!(matches!(harness.refused("a"), Refusal::Failed(error) if error.is_retryable()));
+    assert!(matches!(harness.refused("a"), NotGranted::Failed(error) if error.is_retryable()));
 }
 
 /// A store that is known to be away is not awaited for longer than others.
@@ -300,7 +300,7 @@ fn w1_a_wait_for_a_store_that_is_away_ends_in_time() {
     for caller in ["a", "b"] {
         let refusal = harness.refused(caller);
         assert!(
-            matches!(&refusal, Refusal::Failed(error) if error.to_string() == broken().to_string()),
+            matches!(&refusal, NotGranted::Failed(error) if error.to_string() == broken().to_string()),
             "{refusal:?}"
         );
     }
@@ -320,7 +320,7 @@ fn a_first_answer_that_is_late_counts() {
     let enter = harness.sent();
     harness.wait_until(1500);
     harness.reply(&enter, busy(5000, 1));
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
 }
 
 /// Nothing is asked for one who comes while a ticket of its registry is in the queue: the answer is known.
@@ -334,8 +334,8 @@ fn a_waiter_that_joins_others_is_busy_at_the_end_of_its_own_wait() {
     harness.arrive("after it", fixed(1000).until(1100));
     harness.silent();
     harness.wait_until(1100);
-    assert!(matches!(harness.refused("with it"), Refusal::Busy(_)));
-    assert!(matches!(harness.refused("after it"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("with it"), NotGranted::Busy(_)));
+    assert!(matches!(harness.refused("after it"), NotGranted::Busy(_)));
     // It is asked again, and does not answer any more.
     harness.wait_until(6050);
     harness.sent();
@@ -343,7 +343,7 @@ fn a_waiter_that_joins_others_is_busy_at_the_end_of_its_own_wait() {
     harness.wait_until(6100);
     harness.untold("late");
     harness.wait_until(7050);
-    assert!(matches!(harness.refused("late"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("late"), NotGranted::Failed(_)));
 }
 
 #[test]
@@ -356,8 +356,8 @@ fn a_waiter_behind_a_local_holder_is_busy_at_the_end_of_its_wait() {
     harness.granted("a");
     harness.arrive("after", fixed(1000).until(1100));
     harness.wait_until(1100);
-    assert!(matches!(harness.refused("before"), Refusal::Busy(_)));
-    assert!(matches!(harness.refused("after"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("before"), NotGranted::Busy(_)));
+    assert!(matches!(harness.refused("after"), NotGranted::Busy(_)));
 }
 
 /// More than the queue may hold are refused, at once.
@@ -371,7 +371,7 @@ fn w1_a_full_queue_takes_nobody() {
     harness.arrive("a", fixed(1000));
     harness.arrive("b", fixed(1000));
     harness.arrive("c", fixed(1000));
-    assert!(matches!(harness.refused("c"), Refusal::QueueFull));
+    assert!(matches!(harness.refused("c"), NotGranted::QueueFull));
     harness.untold("a");
 }
 
@@ -415,7 +415,7 @@ fn a_pause_without_end_is_no_fault() {
     harness.reply(&attempt, busy);
     harness.wait_until(6000);
     harness.silent();
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
 }
 
 /// The store was away, and somebody waits in the queue for when it would be back. A caller that asks once heard "busy", as if
@@ -427,6 +427,6 @@ fn a_caller_that_asks_once_gets_the_stores_error_even_if_others_wait() {
     let enter = harness.sent();
     harness.lose(&enter);
     harness.arrive("b", fixed(1000).once());
-    assert!(matches!(harness.refused("b"), Refusal::Failed(_)));
+    assert!(matches!(harness.refused("b"), NotGranted::Failed(_)));
     harness.untold("a");
 }

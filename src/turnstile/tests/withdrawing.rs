@@ -2,7 +2,7 @@
 
 use super::harness::{EPOCH, Harness, asker, busy, fixed, rules, withdrawal};
 use crate::store::contract::{Op, Outcome};
-use crate::turnstile::{LeaseEnd, Refusal, Rules};
+use crate::turnstile::{LeaseEnd, NotGranted, Rules};
 
 /// A waiter has a ticket and gives up. Returns what withdraws the ticket.
 fn withdrawn(harness: &mut Harness) -> Op {
@@ -42,7 +42,7 @@ fn g3_a_withdrawal_is_sent_at_once() {
     let enter = harness.sent();
     harness.reply(&enter, busy(60_000, 7));
     harness.wait_until(1500);
-    assert!(matches!(harness.refused("a"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
     assert_eq!(harness.sent(), withdrawal(&enter));
 }
 
@@ -154,7 +154,7 @@ fn g3_a_caller_that_asks_once_does_not_take_over_the_ticket() {
             holder: None,
         },
     );
-    assert!(matches!(harness.refused("b"), Refusal::Busy(_)));
+    assert!(matches!(harness.refused("b"), NotGranted::Busy(_)));
     assert!(harness.turnstile.is_idle());
 }
 
@@ -187,7 +187,7 @@ fn g3_a_shutdown_withdraws_at_once() {
     let enter = harness.sent();
     harness.reply(&enter, busy(60_000, 7));
     harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
-    assert!(matches!(harness.refused("a"), Refusal::Closed));
+    assert!(matches!(harness.refused("a"), NotGranted::Closed));
     assert_eq!(harness.sent(), withdrawal(&enter));
 }
 
