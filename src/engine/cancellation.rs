@@ -1,6 +1,5 @@
 //! Cancellation tokens: how the loss of a lease reaches tasks that do not poll it.
 
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
@@ -31,21 +30,13 @@ impl Cancellation {
             _watch: watch,
         }
     }
-}
 
-impl Cancellation {
     /// A token that is cancelled with it. Cancelling that one cancels no other.
     pub(crate) fn child(&self, is_lost: bool) -> CancellationToken {
         if is_lost {
             self.token.cancel();
         }
         self.token.child_token()
-    }
-}
-
-impl fmt::Debug for Cancellation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Cancellation").field(&self.token).finish()
     }
 }
 

@@ -45,14 +45,11 @@ impl LeaseLog {
 
     pub(super) fn late(&self, key: &str, token: Token, left: Duration) {
         if self.has_line(&self.late) {
-            let token = token.get();
-            log!(
-                warn,
-                key,
-                token,
-                ?left,
-                "renewal not confirmed yet, retrying until the deadline"
+            let (token, told) = (
+                token.get(),
+                "renewal not confirmed yet, retrying until the deadline",
             );
+            log!(warn, key, token, ?left, "{told}");
         }
     }
 
@@ -76,37 +73,29 @@ impl LeaseLog {
 
     /// Tells how many had no line of their own in a second that is over. Returns when that is to be called again.
     pub(super) fn sum_up(&self, now: Instant) -> Option<Instant> {
-        let prefix = &*self.prefix;
-        for (burst, what) in [
-            (&self.late, "renewal not confirmed yet"),
-            (&self.lost, "lease lost"),
-        ] {
-            let ended = burst.lock().take_if_over(now);
-            if let Some(more @ 1..) = ended.map(|count| count.saturating_sub(LINES)) {
-                log!(warn, prefix, more, "{what}: and {more} more");
-            }
-        }
-        [&self.late, &self.lost]
-            .into_iter()
-            .filter_map(|burst| burst.lock().owed_at())
-            .min()
+        let late = self.sum_up_one(&self.late, "renewal not confirmed yet", now);
+        let lost = self.sum_up_one(&self.lost, "lease lost", now);
+        late.into_iter().chain(lost).min()
     }
-}
 
-impl LeaseLog {
+    fn sum_up_one(&self, burst: &Mutex<Burst>, what: &str, now: Instant) -> Option<Instant> {
+        let mut burst = burst.lock();
+        let more = burst.count.saturating_sub(LINES);
+        let owed_at = burst.ends.filter(|_| more > 0);
+        if burst.ends.is_none_or(|ends| ends > now) {
+            return owed_at;
+        }
+        *burst = Burst::default();
+        drop(burst);
+        if more > 0 {
+            let prefix = &*self.prefix;
+            log!(warn, prefix, more, "{what}: and {more} more");
+        }
+        None
+    }
+
     /// The registry goes.
     pub(super) fn end(&self) {
         self.sum_up(Instant::now() + SPAN);
-    }
-}
-
-impl Burst {
-    fn take_if_over(&mut self, now: Instant) -> Option<usize> {
-        self.ends.take_if(|ends| *ends <= now)?;
-        Some(std::mem::take(&mut self.count))
-    }
-
-    fn owed_at(&self) -> Option<Instant> {
-        self.ends.filter(|_| self.count > LINES)
     }
 }

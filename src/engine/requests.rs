@@ -10,11 +10,10 @@ use tokio::time::timeout;
 use super::caller::{Caller, Peers};
 use super::core::Engine;
 use super::failure::CallerHandle;
-use super::state::{EventCx, Turnstile};
 use crate::base::clock::Moment;
 use crate::base::{Clock, LossCause, OnFinish, Pauses, StoreError, Token};
 use crate::store::contract::{Answer, Op, Outcome, Owner};
-use crate::turnstile::{EndMode, Waiter, WaiterId};
+use crate::turnstile::{EndMode, Waiter};
 
 /// A caller's request for a lease.
 pub(crate) struct Arrival {
@@ -102,16 +101,11 @@ impl Engine {
 
     /// The holder ends its lease. Returns false if it was not held any more.
     pub(crate) fn finish(&self, caller: &Caller, on_finish: OnFinish) -> bool {
-        self.end(caller, |turnstile, cx, id| {
-            let wants = on_finish != OnFinish::Release && !caller.awaits_success();
-            let keeps = wants && turnstile.is_kept(cx, id);
-            if keeps {
-                EndMode::Keep
-            } else {
-                EndMode::Release
-            }
-        })
-        .is_some()
+        let end_mode = match on_finish {
+            OnFinish::LetExpire | OnFinish::KeepFor(_) if !caller.awaits_success() => EndMode::Keep,
+            _ => EndMode::Release,
+        };
+        self.end(caller, end_mode).is_some()
     }
 
     /// The leases of a group are complete. From now on the first loss of one ends all (H4).
@@ -149,7 +143,7 @@ impl Engine {
     /// more.
     pub(crate) fn detach(&self, caller: &Caller) -> Option<String> {
         let shared = caller.is_shared();
-        let owner = self.end(caller, |_, _, _| EndMode::Detach).flatten()?;
+        let owner = self.end(caller, EndMode::Detach).flatten()?;
         if shared {
             self.forfeit(caller);
         }
@@ -185,13 +179,12 @@ impl Engine {
     }
 
     /// Returns `None` if the lease was not held any more, else the owner that was left in the store, if any.
-    fn end(
-        &self,
-        caller: &Caller,
-        end_mode: impl FnOnce(&Turnstile, &EventCx<'_>, WaiterId) -> EndMode,
-    ) -> Option<Option<Owner>> {
+    fn end(&self, caller: &Caller, wanted: EndMode) -> Option<Option<Owner>> {
         self.feed_caller(caller, |turnstile, cx, id| {
-            let end_mode = end_mode(turnstile, cx, id);
+            let end_mode = match wanted {
+                EndMode::Keep if !turnstile.is_kept(cx, id) => EndMode::Release,
+                wanted => wanted,
+            };
             let finishes = caller.begin_release(cx.now, end_mode);
             finishes.then(|| turnstile.finish(cx, id, end_mode))
         })?
