@@ -1,9 +1,10 @@
+mod state;
 mod verdicts;
 
 use std::fmt;
 use std::panic::Location;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use std::time::Duration;
 use futures::task::AtomicWaker;
 use tokio::task;
 
+use self::state::{CallerState, Watcher};
 use super::callbacks::Callbacks;
 use super::event_bus::EventBus;
 use super::lease_log::LeaseLog;
@@ -22,6 +24,8 @@ use crate::observe::{LeaseSnapshot, LockEvent, WaiterSnapshot};
 use crate::turnstile::{
     EndMode, LeaseEnd, LeaseVerdict, NotGranted, Verdict, WaiterId, WaiterVerdict,
 };
+
+pub(super) use self::state::Peers;
 
 /// One caller from its arrival to the end of its lease: what its future and the engine share.
 pub(crate) struct Caller {
@@ -60,41 +64,6 @@ impl CurrentTask {
         let thread = || Self::BlockedOn(thread::current().id());
         task::try_id().map_or_else(thread, Self::Spawned)
     }
-}
-
-struct CallerState {
-    phase: Phase,
-    /// Woken at the next verdict: that of the acquiring future, and after a release that of the future that awaits it.
-    waker: Option<Waker>,
-    /// Watches for the end of a held lease before its holder releases it, in the order in which they came.
-    watchers: Vec<Watcher>,
-    /// The first of its ids, which events and snapshots show.
-    waiter: u64,
-    /// When its present stage began: its wait, or its lease.
-    since: Moment,
-    /// How it ended its lease.
-    end_mode: EndMode,
-    /// The pauses between its attempts, while it waits.
-    repeats: Option<Pauses>,
-    /// Whether a shutdown told it to end its work.
-    closing: bool,
-    /// Whether the poll in which it arrived is going on: it then takes the key as soon as it is granted.
-    is_arriving: bool,
-    /// Whether it must be polled once more before it takes the key.
-    needs_another_poll: bool,
-    /// The leases of its group, if it is one of several keys.
-    peers: Option<Arc<Peers>>,
-    /// Whether the guard of its group is gone. Those who still share the lease hold this key alone.
-    has_left_group: bool,
-    /// Whether its lease was ended under those who share it.
-    is_forfeited: bool,
-    deadline: Moment,
-}
-
-/// Leases that are released when one of their group is not acquired, or is lost: also if nobody polls the group (M9, H4).
-pub(super) struct Peers {
-    callers: Vec<Weak<Caller>>,
-    on_finish: OnFinish,
 }
 
 impl Caller {
@@ -510,80 +479,6 @@ impl Drop for Caller {
         let state = self.state.get_mut();
         user_code::discard(state.repeats.take());
         user_code::discard(state.waker.take());
-    }
-}
-
-impl Peers {
-    pub(super) fn of(callers: &[Arc<Caller>], on_finish: OnFinish) -> Option<Arc<Self>> {
-        let callers: Vec<_> = callers.iter().map(Arc::downgrade).collect();
-        (!callers.is_empty()).then(|| Arc::new(Self { callers, on_finish }))
-    }
-}
-
-impl CallerState {
-    /// The phase, as those see it who share the lease.
-    fn told_phase(&self) -> Phase {
-        match self.phase {
-            Phase::Finishing { token, .. } | Phase::Finished { token, .. } if self.is_forfeited => {
-                let end = LeaseEnd::Lost(LossCause::EndedByOther);
-                Phase::Ended { token, end }
-            }
-            ref phase => phase.clone(),
-        }
-    }
-
-    /// It takes the lease, if it was granted one.
-    fn begin_lease(&mut self, caller: &Caller, now: Moment, events: &EventBus) -> Option<Token> {
-        let Phase::Granted { token } = self.phase else {
-            return None;
-        };
-        let waited = now.saturating_sub(self.since);
-        // Its group goes on without one that is lost before the last is held.
-        self.peers = None;
-        self.phase = Phase::Held { token };
-        self.since = now;
-        let key = || caller.key().clone();
-        if token.is_passed() {
-            events.send(|| LockEvent::Passed { key: key(), token });
-        }
-        events.send(|| LockEvent::Acquired {
-            key: key(),
-            waiter: self.waiter,
-            mode: caller.mode,
-            token,
-            waited,
-        });
-        Some(token)
-    }
-
-    /// The leases of its group are to be released.
-    fn give_up_peers(&mut self, callbacks: &mut Callbacks) {
-        if let Some(peers) = self.peers.take() {
-            let callers = peers.callers.iter().filter_map(Weak::upgrade);
-            let given_up = callers.map(|caller| (caller, peers.on_finish));
-            callbacks.rare().given_up.extend(given_up);
-        }
-    }
-
-    /// Wakes those who watch: all of them, or those who watch for deadlines.
-    fn wake_watchers(&self, all: bool, callbacks: &mut Callbacks) {
-        let watchers = self.watchers.iter();
-        let watchers = watchers.filter(|watcher| all || watcher.of_deadlines);
-        for watcher in watchers.filter_map(|watcher| watcher.waker.upgrade()) {
-            callbacks.rare().watchers.push(watcher);
-        }
-    }
-}
-
-struct Watcher {
-    /// Gone when nobody waits with it any more.
-    waker: Weak<AtomicWaker>,
-    of_deadlines: bool,
-}
-
-impl Watcher {
-    fn is_alive(&self) -> bool {
-        self.waker.strong_count() > 0
     }
 }
 

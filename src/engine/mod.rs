@@ -12,7 +12,8 @@
 //! | `state.rs` | the state under the lock: one entry for each key in use |
 //! | `store_events.rs` | what the store reports |
 //! | `timer.rs` | the one timer task of a registry |
-//! | `caller.rs`, `caller/verdicts.rs` | one caller, shared between its future and the engine, and what a verdict changes |
+//! | `caller.rs`, `caller/state.rs` | one caller, shared between its future and the engine, and what its lock protects |
+//! | `caller/verdicts.rs` | what a verdict changes |
 //! | `phase.rs` | how far a caller has come |
 //! | `callbacks.rs` | the user's code that runs after a change |
 //! | `lease_log.rs` | the warnings about leases |

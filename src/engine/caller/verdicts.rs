@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::CallerState;
+use super::state::CallerState;
 use crate::base::clock::Moment;
 use crate::base::{Holder, Token};
 use crate::engine::callbacks::Callbacks;
