@@ -7,8 +7,7 @@ pub use crate::handle::detached::Adopt;
 pub use crate::handle::extend::Extend;
 pub use crate::handle::force::ForceRelease;
 pub use crate::handle::inspect::Inspect;
-pub use crate::handle::lease::LeaseRelease;
-pub use crate::handle::lease_view::Lost;
+pub use crate::handle::lease::{LeaseRelease, Lost};
 pub use crate::handle::manual::{Acquire, ExtendHeld, Release};
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub use crate::handle::registry::Connect;

@@ -51,11 +51,12 @@ impl GroupAcquiring {
             if self.current.is_some() {
                 return Poll::Pending;
             }
-            let Some(next) = self.options.member(self.held.len()) else {
+            let Some(mut next) = self.options.member(self.held.len()) else {
                 return Poll::Ready(Ok(self.finish()));
             };
             let held = self.held.iter().map(|(lease, _)| lease.caller().clone());
-            let next = Acquiring::behind(next.waiting(self.wait_left()), held.collect());
+            next.wait = Some(self.wait_left());
+            let next = Acquiring::behind(next, held.collect());
             self.current = Some(Box::new(next));
         }
     }

@@ -11,10 +11,12 @@ use crate::base::{LockError, OnFinish, Token};
 use crate::engine::{Caller, Engine, Phase};
 use crate::handle::detached::{DetachError, DetachedLease};
 use crate::handle::extend::{Extend, extend};
-use crate::handle::lease_view::{Group, LeaseView, Lost};
+use crate::handle::lease_view::{Group, LeaseView};
 use crate::handle::options::LockOptions;
 use crate::handle::verify_lease::Verify;
 use crate::turnstile::LeaseEnd;
+
+pub use crate::handle::lease_view::Lost;
 
 /// The time-limited right to a key, as a guard. Dropping it releases the lock in the background, unless its lock's
 /// [`on_finish`](crate::Lock::on_finish) lets the key expire, or keeps it for a time.

@@ -138,7 +138,7 @@ impl Lock {
     ///
     /// **Those who share a lease do not exclude each other**: two branches of a `join!` inside, each
     /// under the nested lock, run concurrently. All see one token, one deadline and one
-    /// [`lost()`](LeaseView::lost). The ttl, the renewal and [`on_finish`](Self::on_finish) are those
+    /// [`lost()`](crate::LeaseView::lost). The ttl, the renewal and [`on_finish`](Self::on_finish) are those
     /// of the outermost lock, whatever was set on the nested one. After a loss each combinator
     /// follows its own [`on_lost`](Self::on_lost).
     ///

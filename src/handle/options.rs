@@ -126,12 +126,6 @@ impl LockOptions {
         })
     }
 
-    /// The same with another wait.
-    pub(crate) fn waiting(self, wait: Duration) -> Self {
-        let wait = Some(wait);
-        Self { wait, ..self }
-    }
-
     /// How often a lease of it is renewed at most.
     pub(crate) fn renewals(&self) -> u32 {
         // A ttl that was set asks for a lease of just that length.

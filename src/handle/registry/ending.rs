@@ -34,7 +34,7 @@ impl LockRegistry {
     ///
     /// New callers of all clones of this registry get [`LockError::Closed`](crate::LockError::Closed), and so do
     /// waiters, since no new turn begins. Leases are renewed as before, and work may still lock what it holds, by
-    /// [`reentrant`](Lock::reentrant). The work is not told: a service stops its own loops first.
+    /// [`reentrant`](crate::Lock::reentrant). The work is not told: a service stops its own loops first.
     ///
     /// Resolves when the shutdown is done: as soon as nothing is held, or after `within` and the time of the shutdown.
     /// [`Duration::MAX`] waits as long as anything is held. A [`shutdown`](Self::shutdown) meanwhile ends the drain at
