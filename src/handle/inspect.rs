@@ -89,16 +89,12 @@ impl Inspection {
                 mode: holder.mode,
                 remaining: holder.left,
             }));
-            queue.extend(
-                status
-                    .queue
-                    .into_iter()
-                    .map(|(owner, mode)| InspectedTicket {
-                        key: key.clone(),
-                        owner,
-                        mode,
-                    }),
-            );
+            let tickets = status.queue.into_iter();
+            queue.extend(tickets.map(|(owner, mode)| InspectedTicket {
+                key: key.clone(),
+                owner,
+                mode,
+            }));
         }
         Self {
             holders,

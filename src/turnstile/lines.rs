@@ -173,7 +173,7 @@ impl<Caller: Clone> Lines<Caller> {
         let due: Vec<_> = due.map(|(_, id)| *id).collect();
         // Each once: one that stays due must not keep the others waiting for ever.
         for id in due {
-            self.feed_line_if_any(cx, id, Turnstile::tick);
+            self.feed_line(cx, id, Turnstile::tick);
         }
     }
 
@@ -227,7 +227,7 @@ impl<Caller: Clone> Lines<Caller> {
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>) -> R,
     ) -> R {
         match self.has_line(id) {
-            true => self.feed_line(cx, id, event),
+            true => self.feed_line(cx, id, event).expect("it has the line"),
             // Also for a caller whose line is over: nobody there knows it.
             false => event(&mut self.exclusive, cx),
         }
@@ -260,7 +260,7 @@ impl<Caller: Clone> Lines<Caller> {
         event(&mut self.exclusive, cx);
         let ids = self.shared.iter().flat_map(|shared| shared.lines.keys());
         for id in ids.copied().collect::<Vec<_>>() {
-            self.feed_line_if_any(cx, id, &event);
+            self.feed_line(cx, id, &event);
         }
     }
 
@@ -269,33 +269,23 @@ impl<Caller: Clone> Lines<Caller> {
         shared.is_some_and(|shared| shared.lines.contains_key(&id))
     }
 
-    /// Feeds a line, unless what another was fed has ended it.
-    fn feed_line_if_any(
-        &mut self,
-        cx: &mut EventCx<'_, Caller>,
-        id: WaiterId,
-        event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>),
-    ) {
-        if self.has_line(id) {
-            self.feed_line(cx, id, event);
-        }
-    }
-
-    /// Feeds a line. If another becomes the first that waits, that one asks soon.
+    /// Feeds a line, unless what another was fed has ended it. If another becomes the first that waits, that one asks
+    /// soon.
     fn feed_line<R>(
         &mut self,
         cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>) -> R,
-    ) -> R {
-        let (result, tickets, mut next) = self.feed_one(cx, id, event);
+    ) -> Option<R> {
+        let (result, tickets, mut next) = self.feed_one(cx, id, event)?;
         while let Some(first) = next {
             // Its wait may be over as well, and so on. It has no answer, so it says nothing of tickets.
-            ((), _, next) = self.feed_one(cx, first, Turnstile::ask_soon);
+            let fed = self.feed_one(cx, first, Turnstile::ask_soon);
+            next = fed.and_then(|((), _, next)| next);
         }
         self.ask_again(cx, tickets, Some(id));
         self.drop_if_unused();
-        result
+        Some(result)
     }
 
     fn drop_if_unused(&mut self) {
@@ -309,10 +299,10 @@ impl<Caller: Clone> Lines<Caller> {
         cx: &mut EventCx<'_, Caller>,
         id: WaiterId,
         event: impl FnOnce(&mut Turnstile<Caller>, &mut EventCx<'_, Caller>) -> R,
-    ) -> (R, Tickets, Option<WaiterId>) {
-        let shared = self.shared.as_mut().expect("it has the line");
+    ) -> Option<(R, Tickets, Option<WaiterId>)> {
+        let shared = self.shared.as_mut()?;
         let leases = cx.leases + shared.lines.len();
-        let Line { turnstile, .. } = shared.lines.get_mut(&id).expect("the caller looked");
+        let Line { turnstile, .. } = shared.lines.get_mut(&id)?;
         let first = shared.acquiring.first().copied();
         let mut cx_of_line = EventCx {
             now: cx.now,
@@ -327,7 +317,7 @@ impl<Caller: Clone> Lines<Caller> {
         shared.update(cx, id, before, earlier);
         let next = shared.acquiring.first().copied();
         let next = next.filter(|next| first == Some(id) && *next != id);
-        (result, tickets, next)
+        Some((result, tickets, next))
     }
 
     /// M5: if the ticket of the line `but` is gone, or that of the exclusive callers, all others may be, too: all lines
@@ -344,7 +334,7 @@ impl<Caller: Clone> Lines<Caller> {
         let acquiring = self.shared.iter().flat_map(|shared| &shared.acquiring);
         let others = acquiring.copied().filter(|id| Some(*id) != but);
         for id in others.take(most).collect::<Vec<_>>() {
-            self.feed_line_if_any(cx, id, |turnstile, cx| turnstile.ask_again(cx, all_ask));
+            self.feed_line(cx, id, |turnstile, cx| turnstile.ask_again(cx, all_ask));
         }
     }
 }
