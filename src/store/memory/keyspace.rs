@@ -115,20 +115,10 @@ impl Keyspace {
                 ttl,
             } => {
                 let owner = ours(owner);
-                let holds =
-                    |it: &&FullOwner| it.owner.mode == owner.owner.mode && it.to_string() == **from;
+                let is_from =
+                    |it: &FullOwner| it.owner.mode == owner.owner.mode && it.to_string() == **from;
                 // A repeated adoption takes nothing more.
-                let mut held = slot.holders.iter().map(|(held, _)| held);
-                let old = if slot.holders.contains(&owner) {
-                    Some(owner.clone())
-                } else {
-                    held.find(holds).cloned()
-                };
-                drop(held);
-                if let Some(old) = old {
-                    if old != owner {
-                        slot.holders.remove(&old);
-                    }
+                if slot.holders.contains(&owner) || slot.holders.remove_first(is_from) {
                     slot.win(cx, owner, ttl)
                 } else {
                     Outcome::NotOld
@@ -137,7 +127,7 @@ impl Keyspace {
             Op::Attempt { owner, ttl }
             | Op::Listen { owner, ttl }
             | Op::Enter { owner, ttl, .. } => {
-                let owner = ours(owner);
+                let (mode, owner) = (owner.mode, ours(owner));
                 let place = match *op {
                     Op::Enter { score, .. } => score,
                     _ => None,
@@ -145,20 +135,13 @@ impl Keyspace {
                 if let Some(won) = slot.claim(cx, &owner, ttl, place) {
                     won
                 } else {
-                    let ends = slot.kept_until(now);
-                    let mode = owner.owner.mode;
-                    let ticket = Ticket { owner, ttl };
+                    let (ends, ticket) = (slot.kept_until(now), Ticket { owner, ttl });
                     let entered = match *op {
                         Op::Enter { .. } => Some(slot.queue.add(now, ticket, place, ends)),
                         Op::Listen { .. } => Some(slot.listeners.add(now, ticket, None, ends)),
                         _ => None,
                     };
-                    Outcome::Busy {
-                        left: slot.busy_for(now, mode),
-                        score: entered.map(|(score, _)| score),
-                        entered: entered.is_some_and(|(_, entered)| entered),
-                        holder: slot.holders.first_to_end(),
-                    }
+                    slot.busy(now, mode, entered)
                 }
             }
             Op::Withdraw { owner, .. } | Op::Unlisten { owner } | Op::Release { owner } => {
@@ -182,11 +165,7 @@ impl Keyspace {
                 Outcome::Gone { held }
             }
             Op::Evict { ref whose } => {
-                let holders = slot.holders.iter().map(|(held, _)| held);
-                let held = { holders }
-                    .find(|held| held.to_string() == **whose)
-                    .cloned();
-                let held = held.is_some_and(|held| slot.holders.remove(&held));
+                let held = slot.holders.remove_first(|it| it.to_string() == **whose);
                 slot.let_go(cx);
                 Outcome::Gone { held }
             }
@@ -195,48 +174,36 @@ impl Keyspace {
                 Outcome::Gone { held: false }
             }
             Op::Yield { old, new, ttl } => {
-                if slot.holders.remove(&ours(old)) {
+                if !slot.holders.remove(&ours(old)) {
+                    Outcome::NotOld
+                } else {
                     slot.serve(cx, None, 0);
-                    let (owner, ends) = (ours(new), slot.kept_until(now));
+                    let owner = ours(new);
                     if slot.holders.is_empty() {
                         slot.win(cx, owner, ttl)
                     } else {
-                        let (score, entered) =
-                            slot.queue.add(now, Ticket { owner, ttl }, None, ends);
-                        Outcome::Busy {
-                            left: slot.busy_for(now, new.mode),
-                            score: Some(score),
-                            entered,
-                            holder: slot.holders.first_to_end(),
-                        }
+                        let (ends, ticket) = (slot.kept_until(now), Ticket { owner, ttl });
+                        let entered = slot.queue.add(now, ticket, None, ends);
+                        slot.busy(now, new.mode, Some(entered))
                     }
-                } else {
-                    Outcome::NotOld
                 }
+            }
+            Op::Renew { owner, .. } | Op::Verify { owner } | Op::Raise { owner, .. }
+                if !slot.holders.contains(&ours(owner)) =>
+            {
+                Outcome::Lost
             }
             Op::Renew { owner, ttl, .. } => {
-                let owner = ours(owner);
-                if slot.holders.contains(&owner) {
-                    slot.holders.add(owner, now + micros(ttl));
-                    Outcome::Renewed
-                } else {
-                    Outcome::Lost
-                }
+                slot.holders.add(ours(owner), now + micros(ttl));
+                Outcome::Renewed
             }
-            Op::Verify { owner } => match slot.holders.contains(&ours(owner)) {
-                true => Outcome::Renewed,
-                false => Outcome::Lost,
-            },
-            Op::Raise { owner, epoch, age } => {
-                if slot.holders.contains(&ours(owner)) {
-                    let fence = cx.fence();
-                    *fence = epoch.max(*fence);
-                    let since = now.saturating_sub(self.born.unwrap_or(0));
-                    let age = age.then_some(Duration::from_micros(since));
-                    Outcome::Raised { age }
-                } else {
-                    Outcome::Lost
-                }
+            Op::Verify { .. } => Outcome::Renewed,
+            Op::Raise { epoch, age, .. } => {
+                let fence = cx.fence();
+                *fence = epoch.max(*fence);
+                let since = now.saturating_sub(self.born.unwrap_or(0));
+                let age = age.then_some(Duration::from_micros(since));
+                Outcome::Raised { age }
             }
         };
         let (deliveries, unserved) = (mem::take(&mut cx.deliveries), cx.unserved);

@@ -6,14 +6,13 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt, stream};
 use tokio::time::Instant;
 
-use super::keyspace::{Asking, Delivery};
+use super::keyspace::Asking;
 use super::shared::{Listeners, Shared, StoreState};
 use crate::base::{Check, CheckedServer, StoreError};
 use crate::roaming::runtime;
 use crate::roaming::time::sleep;
 use crate::store::contract::{
-    Answer, Grant, KeyStatus, Op, OpError, OpResult, Session, SessionConfig, StoreEvent,
-    SubmittedOp,
+    Answer, KeyStatus, Op, OpError, OpResult, Session, SessionConfig, StoreEvent, SubmittedOp,
 };
 
 /// One registry's session with a [`MemoryStore`](super::MemoryStore).
@@ -82,28 +81,35 @@ impl Core {
             }
             applied
         };
-        for (
-            listener,
-            Delivery {
-                grant, unserved, ..
-            },
-        ) in told
-        {
+        for (listener, delivery) in told {
             let key = || key.clone();
-            let unserved = grant.as_ref().filter(|_| unserved);
-            let unserved =
-                unserved.map(|&Grant { owner, .. }| StoreEvent::Unserved { key: key(), owner });
-            let event = match grant {
-                Some(grant) => StoreEvent::Granted { key: key(), grant },
-                None => StoreEvent::Freed { key: key() },
+            let Some(grant) = delivery.grant else {
+                listener.on_event(StoreEvent::Freed { key: key() });
+                continue;
             };
-            listener.on_events([event].into_iter().chain(unserved).collect());
+            let owner = grant.owner;
+            let mut events = vec![StoreEvent::Granted { key: key(), grant }];
+            if delivery.unserved {
+                events.push(StoreEvent::Unserved { key: key(), owner });
+            }
+            listener.on_events(events);
         }
         if applied.unserved {
             let (key, owner) = (key.clone(), op.owner());
             self.tell(StoreEvent::Unserved { key, owner });
         }
         Ok(applied.answer)
+    }
+
+    /// The same with the latency: half of it is the way to the store.
+    async fn apply_slowly(&self, latency: Duration, submitted: &SubmittedOp) -> OpResult {
+        sleep(latency / 2).await;
+        let result = self.apply(submitted);
+        sleep(latency - latency / 2).await;
+        match result.is_ok() && self.is_offline() {
+            true => Err(OpError::Unknown(offline_error())),
+            false => result,
+        }
     }
 
     /// Reads the data after the latency.
@@ -142,12 +148,7 @@ impl Session for MemorySession {
         let core = self.core.clone();
         // A task of its own: the operation goes on if its caller is dropped.
         self.core.config.spawn(&runtime, async move {
-            sleep(latency / 2).await;
-            let mut result = core.apply(&submitted);
-            sleep(latency - latency / 2).await;
-            if result.is_ok() && core.is_offline() {
-                result = Err(OpError::Unknown(offline_error()));
-            }
+            let result = core.apply_slowly(latency, &submitted).await;
             core.reply(submitted, result);
         });
     }
@@ -179,17 +180,10 @@ impl Session for MemorySession {
     fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {
         let core = self.core.clone();
         async move {
-            let latency = core.latency();
-            if !latency.is_zero() {
-                sleep(latency / 2).await;
-            }
-            let result = core.apply(&SubmittedOp::unattended(key, op));
-            if !latency.is_zero() {
-                sleep(latency - latency / 2).await;
-            }
-            match core.is_offline() && result.is_ok() {
-                true => Err(OpError::Unknown(offline_error())),
-                false => result,
+            let submitted = SubmittedOp::unattended(key, op);
+            match core.latency() {
+                Duration::ZERO => core.apply(&submitted),
+                latency => core.apply_slowly(latency, &submitted).await,
             }
         }
         .boxed()
@@ -199,17 +193,11 @@ impl Session for MemorySession {
         let core = self.core.clone();
         async move {
             let (prefix, shared) = (&core.config.prefix, &core.shared);
-            let read = core.read(
-                |StoreState {
-                     keyspace,
-                     listeners,
-                     ..
-                 }| {
-                    let live = |instance: &Arc<str>| is_live(listeners, instance);
-                    keyspace.inspect(prefix, &key, shared.now(), &live)
-                },
-            );
-            read.await
+            let inspect = |state: &mut StoreState| {
+                let live = |instance: &Arc<str>| is_live(&state.listeners, instance);
+                state.keyspace.inspect(prefix, &key, shared.now(), &live)
+            };
+            core.read(inspect).await
         }
         .boxed()
     }

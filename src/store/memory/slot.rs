@@ -101,6 +101,12 @@ impl Holders {
         self.until.remove(owner).is_some()
     }
 
+    /// Removes the first that is meant, if there is one.
+    pub(super) fn remove_first(&mut self, is_meant: impl Fn(&FullOwner) -> bool) -> bool {
+        let first = self.until.keys().find(|owner| is_meant(owner)).cloned();
+        first.is_some_and(|owner| self.remove(&owner))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (&FullOwner, ServerTime)> {
         self.until.iter().map(|(owner, until)| (owner, *until))
     }
@@ -265,11 +271,22 @@ impl StoredKey {
         left(now, self.holders.iter().map(|(_, until)| until).max()?)
     }
 
-    /// M5: when the front of the queue may have the lock; for a caller without a ticket, when that may have it.
-    pub(super) fn busy_for(&self, now: ServerTime, mode: Mode) -> Option<Duration> {
+    /// The answer to one with this mode, and its place if it has entered. M5: it says when the front of the queue may have
+    /// the lock; for a caller without a ticket, when that may have it.
+    pub(super) fn busy(
+        &self,
+        now: ServerTime,
+        mode: Mode,
+        entered: Option<(u64, bool)>,
+    ) -> Outcome {
         let front = self.queue.by_score.first_key_value();
         let mode = front.map_or(mode, |(_, ticket)| ticket.owner.owner.mode);
-        left(now, self.holders.may_admit_at(mode))
+        Outcome::Busy {
+            left: left(now, self.holders.may_admit_at(mode)),
+            score: entered.map(|(score, _)| score),
+            entered: entered.is_some_and(|(_, is_new)| is_new),
+            holder: self.holders.first_to_end(),
+        }
     }
 
     /// K3: how long a queue lasts if a ticket is added now.
@@ -377,9 +394,7 @@ impl StoredKey {
             self.holders.add(listener.owner, cx.now + micros(RESERVED));
         }
     }
-}
 
-impl StoredKey {
     /// The end of the lock has moved: the first in the queue is told to ask (M8).
     pub(super) fn tell_first(&mut self, cx: &mut OpCx<'_>) {
         self.queue.drop_dead(cx);
