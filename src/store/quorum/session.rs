@@ -5,9 +5,9 @@ use std::cmp::Reverse;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures::FutureExt;
 use futures::future::{BoxFuture, join_all};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt};
+use futures::{FutureExt, TryFutureExt};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -104,9 +104,37 @@ impl Core {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long the answer of a node may take, with the time for a first connection.
-    fn answers_within(&self, node: &NodeSession) -> Duration {
-        self.config.response_timeout + node.session.connects_within()
+    fn quorum(&self) -> Quorum {
+        let size = self.nodes.len();
+        Quorum { size }
+    }
+
+    /// Awaits the answer of a node, for as long as it may take with the time for a first connection.
+    async fn in_time<T>(
+        &self,
+        node: &NodeSession,
+        answer: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let within = self.config.response_timeout + node.session.connects_within();
+        let away = |_| Err(Fault::Away.into());
+        timeout(within, answer).await.unwrap_or_else(away)
+    }
+
+    /// Asks all nodes, until `decide` has a result: it gets each answer, or `None` for an error, and how many are to come.
+    async fn ask_all<'a, T, R, F: Future<Output = Result<T, StoreError>>>(
+        &'a self,
+        ask: impl Fn(&'a NodeSession) -> F,
+        mut decide: impl FnMut(Option<T>, usize) -> Option<R>,
+    ) -> Result<R, StoreError> {
+        let mut asked: FuturesUnordered<_> = self.nodes.iter().map(ask).collect();
+        let mut errors = Vec::new();
+        while let Some(answer) = asked.next().await {
+            let answer = answer.map_err(|error| errors.push(error)).ok();
+            if let Some(result) = decide(answer, asked.len()) {
+                return Ok(result);
+            }
+        }
+        Err(too_few(self.quorum(), errors.iter()))
     }
 
     /// Changes the state, and does what follows once it is unlocked.
@@ -226,9 +254,7 @@ impl Session for QuorumSession {
     fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>> {
         let core = self.core.clone();
         async move {
-            let quorum = Quorum {
-                size: core.nodes.len(),
-            };
+            let quorum = core.quorum();
             let checks = join_all(core.nodes.iter().map(|node| node.session.check())).await;
             let (usable, failed): (Vec<_>, Vec<_>) = checks.into_iter().partition(Result::is_ok);
             let failed: Vec<_> = failed.into_iter().filter_map(Result::err).collect();
@@ -249,22 +275,12 @@ impl Session for QuorumSession {
     fn ping(&self, within: Duration) -> BoxFuture<'static, Result<(), StoreError>> {
         let core = self.core.clone();
         async move {
-            let size = core.nodes.len();
-            let quorum = Quorum { size };
-            let asked = core.nodes.iter();
-            let asked = asked.map(|node| node.session.ping(within));
-            let mut asked: FuturesUnordered<_> = asked.collect();
-            let (mut answers, mut errors) = (0, Vec::new());
-            while let Some(answered) = asked.next().await {
-                match answered {
-                    Ok(()) => answers += 1,
-                    Err(error) => errors.push(error),
-                }
-                if answers >= quorum.majority() {
-                    return Ok(());
-                }
-            }
-            Err(too_few(quorum, errors.iter()))
+            let mut answers = 0;
+            let decide = |answer: Option<()>, _| {
+                answers += usize::from(answer.is_some());
+                (answers >= core.quorum().majority()).then_some(())
+            };
+            core.ask_all(|node| node.session.ping(within), decide).await
         }
         .boxed()
     }
@@ -273,39 +289,29 @@ impl Session for QuorumSession {
     fn ask(&self, key: Arc<str>, op: Op) -> BoxFuture<'static, OpResult> {
         let core = self.core.clone();
         async move {
-            let size = core.nodes.len();
-            let quorum = Quorum { size };
-            let answer = |outcome| Ok(Answer { at: 0, outcome });
-            let asked = core.nodes.iter();
-            let asked = asked.map(|node| {
-                let answered = node.session.ask(key.clone(), op.clone());
-                timeout(core.answers_within(node), answered)
-            });
-            let mut asked: FuturesUnordered<_> = asked.collect();
-            let (mut has, mut has_not, mut errors) = (0, 0, Vec::new());
-            while let Some(answered) = asked.next().await {
-                match answered {
-                    Ok(Ok(Answer { outcome, .. })) => match outcome {
-                        Outcome::Renewed | Outcome::Gone { held: true } => has += 1,
-                        _ => has_not += 1,
-                    },
-                    Ok(Err(error)) => errors.push(error.store_error().clone()),
-                    Err(_) => errors.push(Fault::Away.into()),
+            let (quorum, mut has, mut has_not) = (core.quorum(), 0, 0);
+            let decide = |answer: Option<Answer>, _| {
+                match answer?.outcome {
+                    Outcome::Renewed | Outcome::Gone { held: true } => has += 1,
+                    _ => has_not += 1,
                 }
-                let is_eviction = matches!(op, Op::Evict { .. });
-                if has >= quorum.majority() {
-                    return answer(match is_eviction {
-                        true => Outcome::Gone { held: true },
-                        false => Outcome::Renewed,
-                    });
-                } else if has_not > quorum.spare() {
-                    return answer(match is_eviction {
-                        true => Outcome::Gone { held: false },
-                        false => Outcome::Lost,
-                    });
-                }
-            }
-            Err(OpError::Unknown(too_few(quorum, errors.iter())))
+                let has_it = has >= quorum.majority();
+                (has_it || has_not > quorum.spare()).then_some(has_it)
+            };
+            let asked = core.ask_all(
+                |node| {
+                    let asked = node.session.ask(key.clone(), op.clone());
+                    core.in_time(node, asked.map_err(|error| error.store_error().clone()))
+                },
+                decide,
+            );
+            let has_it = asked.await.map_err(OpError::Unknown)?;
+            let outcome = match (&op, has_it) {
+                (Op::Evict { .. }, held) => Outcome::Gone { held },
+                (_, true) => Outcome::Renewed,
+                (_, false) => Outcome::Lost,
+            };
+            Ok(Answer { at: 0, outcome })
         }
         .boxed()
     }
@@ -313,25 +319,17 @@ impl Session for QuorumSession {
     fn inspect(&self, key: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
         let core = self.core.clone();
         async move {
-            let size = core.nodes.len();
-            let quorum = Quorum { size };
-            let looks = core.nodes.iter();
-            let looks = looks.map(|node| {
-                let look = node.session.inspect(key.clone());
-                timeout(core.answers_within(node), look)
-            });
-            let mut looks: FuturesUnordered<_> = looks.collect();
-            let (mut seen, mut errors) = (Vec::new(), Vec::new());
-            while let Some(look) = looks.next().await {
-                match look.unwrap_or_else(|_| Err(Fault::Away.into())) {
-                    Ok(key_status) => seen.push(key_status),
-                    Err(error) => errors.push(error),
-                }
-                if let Some(key_status) = agreed(quorum, &seen, looks.len()) {
-                    return Ok(key_status);
-                }
-            }
-            Err(too_few(quorum, errors.iter()))
+            let mut seen = Vec::new();
+            let decide = |key_status, to_come| {
+                seen.extend(key_status);
+                agreed(core.quorum(), &seen, to_come)
+            };
+            let key = || key.clone();
+            core.ask_all(
+                |node| core.in_time(node, node.session.inspect(key())),
+                decide,
+            )
+            .await
         }
         .boxed()
     }
