@@ -82,7 +82,7 @@ impl Endpoint {
         let probing = Probing::take(&mut options)?;
         let said = UrlSecurity::take(&mut options)?;
         let login = options::login(base, &mut options)?;
-        options.finish(options::INSTEAD)?;
+        options::finish(options)?;
         let made = Self::with(login, said).map(|endpoint| {
             let endpoint = Self {
                 wanted,

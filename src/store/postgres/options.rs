@@ -360,143 +360,51 @@ pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, Stri
 }
 
 const GSS: &str = "Kerberos is not spoken";
-const ONE: &str = "a registry has one connection, or as many lanes as the code says: leave it out";
-const CALLS: &str = "write response_timeout, for each call of the registry, or leave it out";
-const CONNECTING: &str = "write connect_timeout";
-const STATEMENTS: &str = "leave it out, or write pgbouncer=true if the url is that of a pooler in transaction mode: then \
-                          no statement is prepared";
-const DATA: &str = "it is of the data's schema, and the locks have their own: write lock_schema, or leave it out for \
-                    the schema lockstream";
-const SSL: &str = "write sslmode=verify-full, or another value of libpq's sslmode";
-const SECRETS: &str =
-    "write user and password in the url, or use PostgresStoreBuilder::credentials";
-const KEY: &str = "cert_file and key_file are in PEM, the key without a passphrase";
-const SESSION: &str = "the store makes its own settings of the session: leave it out";
-const PRIMARY: &str =
-    "a server that takes writes is looked for among several: write target_session_attrs=primary";
-const NEEDLESS: &str = "it means nothing for locks: leave it out";
-const REVOKED: &str = "revocation lists are not read";
 
 /// Options of libpq and of other libraries, and what to write in their place.
-pub(super) const INSTEAD: &[(&str, &str)] = &[
-    // libpq
-    ("passfile", SECRETS),
-    ("service", SECRETS),
-    ("servicefile", SECRETS),
-    (
-        "require_auth",
-        "write channel_binding=require, which only SCRAM can fulfil",
-    ),
-    ("sslpassword", KEY),
-    (
-        "sslcertmode",
-        "cert_file and key_file decide it: leave it out",
-    ),
-    ("sslcrl", REVOKED),
-    ("sslcrldir", REVOKED),
-    (
-        "ssl_max_protocol_version",
-        "TLS 1.2 and 1.3 are spoken: leave it out",
-    ),
-    ("requiressl", "write sslmode=require"),
-    (
-        "requirepeer",
-        "the owner of a socket is not checked: leave it out",
-    ),
-    ("krbsrvname", GSS),
-    ("gsslib", GSS),
-    ("gssdelegation", GSS),
-    ("replication", "leave it out"),
-    // Prisma
-    ("schema", DATA),
-    ("connection_limit", ONE),
-    ("pool_timeout", ONE),
-    ("socket_timeout", CALLS),
-    (
-        "sslaccept",
-        "leave it out for strict, and write danger_accept_invalid_certificates=true for accept_invalid_certs",
-    ),
-    ("sslidentity", "write cert_file and key_file, in PEM"),
-    ("statement_cache_size", STATEMENTS),
-    ("max_idle_connection_lifetime", NEEDLESS),
-    // sqlx, pgx, asyncpg, psycopg
-    ("statement-cache-capacity", STATEMENTS),
-    ("statement_cache_capacity", STATEMENTS),
-    ("description_cache_capacity", STATEMENTS),
-    ("default_query_exec_mode", STATEMENTS),
-    ("prepared_statement_cache_size", STATEMENTS),
-    ("prepare_threshold", STATEMENTS),
-    ("binary_parameters", STATEMENTS),
-    ("pool_max_conns", ONE),
-    ("pool_min_conns", ONE),
-    ("pool_max_conn_lifetime", NEEDLESS),
-    ("pool_max_conn_idle_time", NEEDLESS),
-    ("search_path", DATA),
-    ("statement_timeout", CALLS),
-    ("query_timeout", CALLS),
-    ("lock_timeout", CALLS),
-    ("idle_in_transaction_session_timeout", SESSION),
-    ("command_timeout", CALLS),
-    ("server_settings", SESSION),
-    ("timezone", SESSION),
-    ("TimeZone", SESSION),
-    ("datestyle", SESSION),
-    // Rails
-    ("adapter", NEEDLESS),
-    ("pool", ONE),
-    ("max_connections", ONE),
-    ("min_connections", ONE),
-    ("checkout_timeout", ONE),
-    ("prepared_statements", STATEMENTS),
-    ("statement_limit", STATEMENTS),
-    ("timeout", CONNECTING),
-    (
-        "reconnect",
-        "a broken connection is always made again: leave it out",
-    ),
-    ("reaping_frequency", NEEDLESS),
-    ("idle_timeout", NEEDLESS),
-    ("min_messages", SESSION),
-    ("variables", SESSION),
-    ("schema_search_path", DATA),
-    ("advisory_locks", NEEDLESS),
-    // Django
-    ("conn_max_age", NEEDLESS),
-    ("conn_health_checks", NEEDLESS),
-    ("ssl_require", SSL),
-    ("disable_server_side_cursors", NEEDLESS),
-    // node-postgres
-    ("ssl", SSL),
-    (
-        "uselibpqcompat",
-        "sslmode means what libpq says: leave it out",
-    ),
-    ("max", ONE),
-    ("min", ONE),
-    // JDBC
-    ("sslfactory", SSL),
-    ("sslhostnameverifier", SSL),
-    ("sslResponseTimeout", CONNECTING),
-    ("currentSchema", DATA),
-    ("ApplicationName", "write application_name"),
-    ("prepareThreshold", STATEMENTS),
-    ("preparedStatementCacheQueries", STATEMENTS),
-    ("preparedStatementCacheSizeMiB", STATEMENTS),
-    ("preferQueryMode", STATEMENTS),
-    ("loginTimeout", CONNECTING),
-    ("connectTimeout", CONNECTING),
-    ("socketTimeout", CALLS),
-    ("cancelSignalTimeout", NEEDLESS),
-    ("tcpKeepAlive", "write keepalives"),
-    ("targetServerType", PRIMARY),
-    ("loadBalanceHosts", "write load_balance_hosts=random"),
-    ("hostRecheckSeconds", NEEDLESS),
-    ("readOnly", "a lock is written: leave it out"),
-    ("autosave", NEEDLESS),
-    ("stringtype", NEEDLESS),
-    ("binaryTransfer", NEEDLESS),
-    ("defaultRowFetchSize", NEEDLESS),
-    ("reWriteBatchedInserts", NEEDLESS),
-    ("channelBinding", "write channel_binding"),
-    ("gssEncMode", "write gssencmode=disable, or leave it out"),
-];
+const INSTEAD: &str = "\
+passfile service servicefile: write user and password in the url, or use PostgresStoreBuilder::credentials
+require_auth: write channel_binding=require, which only SCRAM can fulfil
+channelBinding: write channel_binding
+sslpassword: cert_file and key_file are in PEM, the key without a passphrase
+sslidentity: write cert_file and key_file, in PEM
+sslcertmode: cert_file and key_file decide it: leave it out
+sslcrl sslcrldir: revocation lists are not read
+ssl_max_protocol_version: TLS 1.2 and 1.3 are spoken: leave it out
+requiressl: write sslmode=require
+ssl ssl_require sslfactory sslhostnameverifier: write sslmode=verify-full, or another value of libpq's sslmode
+uselibpqcompat: sslmode means what libpq says: leave it out
+sslaccept: leave it out for strict, and write danger_accept_invalid_certificates=true for accept_invalid_certs
+requirepeer: the owner of a socket is not checked: leave it out
+krbsrvname gsslib gssdelegation: Kerberos is not spoken
+gssEncMode: write gssencmode=disable, or leave it out
+replication: leave it out
+schema search_path schema_search_path currentSchema: \
+it is of the data's schema, and the locks have their own: write lock_schema, or leave it out for the schema lockstream
+connection_limit pool_timeout pool_max_conns pool_min_conns pool max_connections min_connections checkout_timeout \
+max min: a registry has one connection, or as many lanes as the code says: leave it out
+socket_timeout statement_timeout query_timeout lock_timeout command_timeout socketTimeout: \
+write response_timeout, for each call of the registry, or leave it out
+timeout sslResponseTimeout loginTimeout connectTimeout: write connect_timeout
+statement_cache_size statement-cache-capacity statement_cache_capacity description_cache_capacity \
+default_query_exec_mode prepared_statement_cache_size prepare_threshold binary_parameters prepared_statements \
+statement_limit prepareThreshold preparedStatementCacheQueries preparedStatementCacheSizeMiB preferQueryMode: \
+leave it out, or write pgbouncer=true if the url is that of a pooler in transaction mode: then no statement is prepared
+idle_in_transaction_session_timeout server_settings timezone TimeZone datestyle min_messages variables: \
+the store makes its own settings of the session: leave it out
+targetServerType: a server that takes writes is looked for among several: write target_session_attrs=primary
+loadBalanceHosts: write load_balance_hosts=random
+readOnly: a lock is written: leave it out
+reconnect: a broken connection is always made again: leave it out
+tcpKeepAlive: write keepalives
+ApplicationName: write application_name
+max_idle_connection_lifetime pool_max_conn_lifetime pool_max_conn_idle_time adapter reaping_frequency idle_timeout \
+advisory_locks conn_max_age conn_health_checks disable_server_side_cursors cancelSignalTimeout hostRecheckSeconds \
+autosave stringtype binaryTransfer defaultRowFetchSize reWriteBatchedInserts: it means nothing for locks: leave it out";
+
+/// Refuses what is left, and says what to write in its place.
+pub(super) fn finish(options: UrlOptions) -> Result<(), String> {
+    let lines = INSTEAD.lines().filter_map(|line| line.split_once(": "));
+    let instead = lines.flat_map(|(names, advice)| names.split(' ').map(move |it| (it, advice)));
+    options.finish(&instead.collect::<Vec<_>>())
+}
