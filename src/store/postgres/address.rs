@@ -6,8 +6,8 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{self, Host, LoadBalanceHosts, SslNegotiation, TargetSessionAttrs};
 
 use super::fault::{Address, Fault};
-use super::options::{self, Probing, SslMode, StoreOptions, UrlSecurity, Wanted};
-use super::secure::Security;
+use super::options::{self, SslMode, StoreOptions, UrlSecurity, Wanted};
+use super::secure::{Plain, Security};
 use super::socket::Site;
 use crate::base::limits::RESPONSE_TIMEOUT;
 use crate::store::credentials::Newest;
@@ -26,12 +26,11 @@ pub(super) const CONNECTING_BOUNDS: &str = "must be from 1 ms to 24 h";
 pub(super) struct Endpoint {
     pub(super) address: Address,
     pub(super) sites: Vec<Site>,
-    /// User, password, database, and what else the server is told when a session begins.
+    /// User, password, database, what else the server is told when a session begins, and how sockets are probed.
     pub(super) login: Config,
     /// In place of user and password.
     pub(super) credentials: Option<Newest>,
     pub(super) wanted: Option<Wanted>,
-    pub(super) probing: Probing,
     /// How long connecting to each host may take.
     pub(super) connect_within: Duration,
     said: UrlSecurity,
@@ -64,11 +63,6 @@ impl Endpoint {
                 "it must begin with postgres:// or postgresql://{hint}"
             )));
         }
-        Self::read(&format!("postgres://{rest}"), query).map_err(Fault::url)?
-    }
-
-    /// The outer error is about the text, the inner one about what it says.
-    fn read(base: &str, query: &str) -> Result<Result<(Self, StoreOptions), Fault>, String> {
         let mut options = UrlOptions::parse(query)?;
         let settings = StoreOptions {
             registry: options.take_registry()?,
@@ -79,20 +73,15 @@ impl Endpoint {
         };
         let connect_within = options.take_time(&["connect_timeout"])?;
         let wanted = Wanted::take(&mut options)?;
-        let probing = Probing::take(&mut options)?;
         let said = UrlSecurity::take(&mut options)?;
-        let login = options::login(base, &mut options)?;
+        let login = options::login(&format!("postgres://{rest}"), &mut options)?;
         options::finish(options)?;
-        let made = Self::with(login, said).map(|endpoint| {
-            let endpoint = Self {
-                wanted,
-                probing,
-                connect_within: connect_within.unwrap_or(CONNECT_TIMEOUT),
-                ..endpoint
-            };
-            (endpoint, settings)
-        });
-        Ok(made)
+        let endpoint = Self {
+            wanted,
+            connect_within: connect_within.unwrap_or(CONNECT_TIMEOUT),
+            ..Self::with(login, said)?
+        };
+        Ok((endpoint, settings))
     }
 
     /// With the settings of a `Config`, as they are.
@@ -112,14 +101,14 @@ impl Endpoint {
             is_direct: config.get_ssl_negotiation() == SslNegotiation::Direct,
             ..said
         };
-        let (within, probing) = (config.get_connect_timeout().copied(), Probing::of(&config));
-        if within.is_some_and(|within| !RESPONSE_TIMEOUT.contains(&within)) {
+        let within = config.get_connect_timeout().copied();
+        let connect_within = within.unwrap_or(CONNECT_TIMEOUT);
+        if !RESPONSE_TIMEOUT.contains(&connect_within) {
             return Err(Fault::invalid(CONNECTING, CONNECTING_BOUNDS));
         }
         Ok(Self {
             wanted,
-            probing,
-            connect_within: within.unwrap_or(CONNECT_TIMEOUT),
+            connect_within,
             ..Self::with(config, said)?
         })
     }
@@ -136,10 +125,9 @@ impl Endpoint {
             login,
             credentials: None,
             wanted: None,
-            probing: Probing::default(),
             connect_within: CONNECT_TIMEOUT,
             said,
-            security: Security::undecided(),
+            security: Security::default(),
         })
     }
 
@@ -159,24 +147,22 @@ impl Endpoint {
     #[cfg(feature = "tls-rustls")]
     pub(super) fn secure(&mut self) -> Result<bool, Fault> {
         use Verify::{Chain, Full, Nothing};
-        let tls = self.said.tls.clone();
+        let (mode, tls) = (self.said.mode, self.said.tls.clone());
         let has_certificates = tls.is_set();
         let has_tcp = self.sites.iter().any(|site| !site.is_socket());
-        if has_certificates && self.said.mode == SslMode::Disable {
-            return Err(Fault::certificates("the url says that there is no TLS"));
-        }
-        if has_certificates && !has_tcp {
-            return Err(Fault::certificates("a unix socket has no TLS"));
+        if mode == SslMode::Disable || !has_tcp {
+            self.security.plain = Plain::Everywhere;
+            return match mode {
+                _ if !has_certificates => Ok(false),
+                SslMode::Disable => Err(Fault::certificates("the url says that there is no TLS")),
+                _ => Err(Fault::certificates("a unix socket has no TLS")),
+            };
         }
         let unverified = match tls.has_roots() {
             true => Chain,
             false => Nothing,
         };
-        if self.said.mode == SslMode::Disable || !has_tcp {
-            self.security = Security::Plain;
-            return Ok(false);
-        }
-        let (is_required, verify) = match self.said.mode {
+        let (is_required, verify) = match mode {
             SslMode::Opportunistic => (has_certificates, Full),
             SslMode::Prefer => (has_certificates, unverified),
             SslMode::Require => (true, unverified),
@@ -190,14 +176,17 @@ impl Endpoint {
             SslMode::Unsaid | SslMode::Disable | SslMode::VerifyFull => (true, Full),
         };
         let verify = match tls.accepts_anybody() {
-            true if matches!(self.said.mode, SslMode::VerifyCa | SslMode::VerifyFull) => {
+            true if matches!(mode, SslMode::VerifyCa | SslMode::VerifyFull) => {
                 return Err(Fault::url(format!("{DANGER} contradicts sslmode")));
             }
             true => Nothing,
             false => verify,
         };
-        self.security = Security::Tls {
-            is_required,
+        self.security = Security {
+            plain: match is_required {
+                true => Plain::Nowhere,
+                false => Plain::AtHome,
+            },
             is_direct: self.said.is_direct,
             tls: tls.verifying(verify).into(),
         };
@@ -208,9 +197,9 @@ impl Endpoint {
     /// The same without TLS.
     #[cfg(not(feature = "tls-rustls"))]
     pub(super) fn secure(&mut self) -> Result<bool, Fault> {
-        self.security = match self.said.mode {
-            SslMode::Disable => Security::Plain,
-            SslMode::Opportunistic | SslMode::Prefer => Security::PlainAtHome,
+        self.security.plain = match self.said.mode {
+            SslMode::Disable => Plain::Everywhere,
+            SslMode::Opportunistic | SslMode::Prefer => Plain::AtHome,
             _ => return Err(Fault::url("TLS needs the feature `tls-rustls`")),
         };
         Ok(false)
@@ -243,7 +232,7 @@ impl Endpoint {
 
 impl Site {
     /// The hosts of a `Config`, each with its address and port.
-    fn all(config: &Config) -> Result<Vec<Self>, Fault> {
+    fn all(config: &Config) -> Result<Vec<Self>, String> {
         let (hosts, addresses, ports) = (
             config.get_hosts(),
             config.get_hostaddrs(),
@@ -251,25 +240,20 @@ impl Site {
         );
         let count = hosts.len().max(addresses.len());
         if count == 0 {
-            return Err(Fault::url("it has no host"));
+            return Err("it has no host".to_owned());
         }
         // What follows the first @ is the host to the client library, and hosts are shown.
         let is_torn = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
         if hosts.iter().any(is_torn) {
             let reason = "an @ of the user or password must be percent-encoded (%40)";
-            return Err(Fault::url(reason));
+            return Err(reason.to_owned());
         }
         if !hosts.is_empty() && !addresses.is_empty() && hosts.len() != addresses.len() {
-            let reason = format!(
-                "it has {} hosts, and {} hostaddrs",
-                hosts.len(),
-                addresses.len()
-            );
-            return Err(Fault::url(reason));
+            let (hosts, addresses) = (hosts.len(), addresses.len());
+            return Err(format!("it has {hosts} hosts, and {addresses} hostaddrs"));
         }
         if ports.len() > 1 && ports.len() != count {
-            let reason = format!("it has {count} hosts, and {} ports", ports.len());
-            return Err(Fault::url(reason));
+            return Err(format!("it has {count} hosts, and {} ports", ports.len()));
         }
         let one = |index| Self {
             host: hosts.get(index).cloned(),

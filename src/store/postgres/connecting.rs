@@ -91,7 +91,7 @@ impl Endpoint {
         accepts: &AtomicBool,
     ) -> Result<Connection, Fault> {
         let address = &self.address;
-        let socket = destination.connect(&self.probing).await;
+        let socket = destination.connect(&self.login).await;
         let socket = socket.map_err(|error| Fault::unreachable(address, &error))?;
         accepts.store(true, Ordering::Relaxed);
         let set_up = set_ups.begin().await;

@@ -272,6 +272,13 @@ impl Fault {
 
 const STRANGER: &str = " (is it a PostgreSQL server?)";
 
+impl From<String> for Fault {
+    /// What is wrong with a url.
+    fn from(reason: String) -> Self {
+        Self::url(reason)
+    }
+}
+
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
         match fault.kind {

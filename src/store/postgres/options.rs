@@ -31,80 +31,38 @@ impl StoreOptions {
     }
 }
 
-/// How sockets notice that a server is gone.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Probing {
-    pub(super) is_on: bool,
-    /// A connection that is silent is probed after so long, and then so often. `None`: as the system does it.
-    pub(super) idle: Option<Duration>,
-    pub(super) interval: Option<Duration>,
-    pub(super) count: Option<u32>,
-    /// For so long may what was sent stay unconfirmed.
-    pub(super) unconfirmed: Option<Duration>,
+/// How sockets notice that a server is gone: after so many seconds of silence a connection is probed, then so often, and for
+/// so many milliseconds may what was sent stay unconfirmed. 0 leaves it to the system.
+fn take_probing(options: &mut UrlOptions, config: &mut Config) -> Result<(), String> {
+    config.keepalives(options.take_switch(&["keepalives"])? != Some(false));
+    let idle = take_number(options, &["keepalives_idle"])?.unwrap_or(5);
+    config.keepalives_idle(Duration::from_secs(idle.into()));
+    let interval = take_number(options, &["keepalives_interval"])?.unwrap_or(5);
+    if interval > 0 {
+        config.keepalives_interval(Duration::from_secs(interval.into()));
+    }
+    let count = take_number(options, &["keepalives_count", "keepalives_retries"])?.unwrap_or(2);
+    if count > 0 {
+        config.keepalives_retries(count);
+    }
+    let unconfirmed = take_number(options, &["tcp_user_timeout"])?.unwrap_or(11_000);
+    if unconfirmed > 0 {
+        config.tcp_user_timeout(Duration::from_millis(unconfirmed.into()));
+    }
+    Ok(())
 }
 
-impl Default for Probing {
-    fn default() -> Self {
-        Self {
-            is_on: true,
-            idle: Some(Duration::from_secs(5)),
-            interval: Some(Duration::from_secs(5)),
-            count: Some(2),
-            unconfirmed: Some(Duration::from_secs(11)),
-        }
-    }
-}
-
-impl Probing {
-    /// As it is configured, and nothing of ours.
-    pub(super) fn of(config: &Config) -> Self {
-        Self {
-            is_on: config.get_keepalives(),
-            idle: Some(config.get_keepalives_idle()),
-            interval: config.get_keepalives_interval(),
-            count: config.get_keepalives_retries(),
-            unconfirmed: config.get_tcp_user_timeout().copied(),
-        }
-    }
-
-    pub(super) fn take(options: &mut UrlOptions) -> Result<Self, String> {
-        let mut probing = Self::default();
-        if let Some(is_on) = options.take_switch(&["keepalives"])? {
-            probing.is_on = is_on;
-        }
-        let seconds = |number| (number > 0).then(|| Duration::from_secs(number));
-        if let Some(idle) = take_number(options, &["keepalives_idle"])? {
-            probing.idle = seconds(idle);
-        }
-        if let Some(interval) = take_number(options, &["keepalives_interval"])? {
-            probing.interval = seconds(interval);
-        }
-        if let Some(count) = take_number(options, &["keepalives_count", "keepalives_retries"])? {
-            probing.count = u32::try_from(count).ok().filter(|count| *count > 0);
-        }
-        if let Some(millis) = take_number(options, &["tcp_user_timeout"])? {
-            probing.unconfirmed = (millis > 0).then(|| Duration::from_millis(millis));
-        }
-        Ok(probing)
-    }
-}
-
-fn take_number(options: &mut UrlOptions, names: &[&str]) -> Result<Option<u64>, String> {
+fn take_number(options: &mut UrlOptions, names: &[&str]) -> Result<Option<u32>, String> {
     let Some(value) = options.take(names)? else {
         return Ok(None);
     };
-    let number = value
-        .parse()
-        .ok()
-        .filter(|number| u32::try_from(*number).is_ok());
-    let refused = || match names[0] {
-        "keepalives_count" => "keepalives_count must be a number".to_owned(),
-        "tcp_user_timeout" => {
-            "tcp_user_timeout must be a number of milliseconds, as in libpq".to_owned()
-        }
-        name => format!("{name} must be a number of seconds, as in libpq"),
+    let unit = match names[0] {
+        "keepalives_count" => "",
+        "tcp_user_timeout" => " of milliseconds, as in libpq",
+        _ => " of seconds, as in libpq",
     };
-    number.ok_or_else(refused).map(Some)
+    let refused = |_| format!("{} must be a number{unit}", names[0]);
+    value.parse().map(Some).map_err(refused)
 }
 
 /// Which server is taken, of several.
@@ -355,11 +313,15 @@ pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, Stri
     for name in ["client_encoding", "encoding"] {
         take_only(options, name, is_utf8, "the store speaks UTF8")?;
     }
-    take_only(options, "gssencmode", &["disable"], GSS)?;
+    take_only(
+        options,
+        "gssencmode",
+        &["disable"],
+        "Kerberos is not spoken",
+    )?;
+    take_probing(options, &mut config)?;
     Ok(config)
 }
-
-const GSS: &str = "Kerberos is not spoken";
 
 /// Options of libpq and of other libraries, and what to write in their place.
 const INSTEAD: &str = "\

@@ -19,21 +19,25 @@ use super::socket::{Destination, Site, Socket};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::{self, Tls};
 
-/// How connections are secured.
-#[derive(Clone)]
-pub(super) enum Security {
-    /// Not at all.
-    Plain,
-    /// The same, and only where nothing leaves this machine.
-    #[cfg(not(feature = "tls-rustls"))]
-    PlainAtHome,
-    /// By TLS. If the server has none, and it is not required, plain text is allowed where nothing leaves this machine.
+/// How connections are secured. By default nothing is sent in plain text.
+#[derive(Clone, Default)]
+pub(super) struct Security {
+    pub(super) plain: Plain,
     #[cfg(feature = "tls-rustls")]
-    Tls {
-        is_required: bool,
-        is_direct: bool,
-        tls: Arc<Tls>,
-    },
+    pub(super) is_direct: bool,
+    #[cfg(feature = "tls-rustls")]
+    pub(super) tls: Arc<Tls>,
+}
+
+/// Where plain text is allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Plain {
+    #[default]
+    Nowhere,
+    /// Where nothing leaves this machine, if the server has no TLS.
+    AtHome,
+    /// Everywhere, and there is no TLS.
+    Everywhere,
 }
 
 #[cfg(not(feature = "tls-rustls"))]
@@ -45,18 +49,6 @@ type Stream = Either<Socket, Box<tokio_rustls::client::TlsStream<Socket>>>;
 pub(super) type Secured = Channel<Stream>;
 
 impl Security {
-    /// Until it is decided, nothing is sent in plain text.
-    pub(super) fn undecided() -> Self {
-        #[cfg(feature = "tls-rustls")]
-        return Self::Tls {
-            is_required: true,
-            is_direct: false,
-            tls: Arc::default(),
-        };
-        #[cfg(not(feature = "tls-rustls"))]
-        Self::PlainAtHome
-    }
-
     /// Makes it so, for the server of that site, which listens at that destination.
     #[cfg(feature = "tls-rustls")]
     pub(super) async fn secure(
@@ -66,36 +58,28 @@ impl Security {
         destination: &Destination,
         address: &Address,
     ) -> Result<Secured, Fault> {
-        let Self::Tls {
-            is_required,
-            is_direct,
-            tls,
-        } = self
-        else {
-            return Ok(Channel::plain(Either::Left(socket)));
-        };
-        if destination.is_socket() {
+        if self.plain == Plain::Everywhere || destination.is_socket() {
             return Ok(Channel::plain(Either::Left(socket)));
         }
         let unreachable = |error: io::Error| Fault::unreachable(address, &error);
-        if !is_direct {
+        if !self.is_direct {
             socket.write_all(&SSL_REQUEST).await.map_err(unreachable)?;
             let answer = socket.read_u8().await;
             match answer.map_err(|error| Fault::speechless(address, &error))? {
                 b'S' => {}
-                b'N' if !is_required && destination.is_local() => {
+                b'N' if self.plain == Plain::AtHome && destination.is_local() => {
                     return Ok(Channel::plain(Either::Left(socket)));
                 }
-                b'N' => return Err(Fault::without_tls(address, *is_required)),
+                b'N' => return Err(Fault::without_tls(address, self.plain == Plain::Nowhere)),
                 _ => return Err(Fault::stranger(address)),
             }
         }
-        let name = tls.name_of(&site.name());
+        let name = self.tls.name_of(&site.name());
         let name = name.ok_or_else(|| {
             Fault::certificates("the host cannot be in a certificate: say server_name")
         })?;
-        let mut connector = tls.connector().await.map_err(Fault::certificates)?;
-        if *is_direct {
+        let mut connector = self.tls.connector().await.map_err(Fault::certificates)?;
+        if self.is_direct {
             // Only with this name a server takes TLS from the first byte on.
             let mut config = (**connector.config()).clone();
             config.alpn_protocols = vec![b"postgresql".to_vec()];
@@ -125,8 +109,8 @@ impl Security {
         destination: &Destination,
         address: &Address,
     ) -> Result<Secured, Fault> {
-        match self {
-            Self::PlainAtHome if !destination.is_local() => Err(Fault::without_tls(address, false)),
+        match self.plain {
+            Plain::AtHome if !destination.is_local() => Err(Fault::without_tls(address, false)),
             _ => Ok(Channel::plain(socket)),
         }
     }

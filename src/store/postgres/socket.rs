@@ -10,10 +10,10 @@ use socket2::{SockRef, TcpKeepalive};
 #[cfg(unix)]
 use tokio::net::UnixStream;
 use tokio::net::{TcpStream, lookup_host};
+use tokio_postgres::Config;
 use tokio_postgres::config::Host;
 use tokio_util::either::Either;
 
-use super::options::Probing;
 use crate::roaming::stream::Roaming;
 
 /// A socket of either kind.
@@ -109,11 +109,12 @@ impl Destination {
         !matches!(self, Self::Tcp(_))
     }
 
-    pub(super) async fn connect(&self, probing: &Probing) -> io::Result<Socket> {
+    /// `config`: how the server is probed.
+    pub(super) async fn connect(&self, config: &Config) -> io::Result<Socket> {
         Ok(match self {
             Self::Tcp(address) => {
                 let stream = TcpStream::connect(address).await?;
-                settle(&stream, probing)?;
+                settle(&stream, config)?;
                 Either::Left(Roaming::new(stream))
             }
             #[cfg(unix)]
@@ -122,25 +123,26 @@ impl Destination {
     }
 }
 
-fn settle(stream: &TcpStream, probing: &Probing) -> io::Result<()> {
+fn settle(stream: &TcpStream, config: &Config) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     #[cfg(target_os = "linux")]
-    if let Some(within) = probing.unconfirmed {
-        socket.set_tcp_user_timeout(Some(within))?;
+    if let Some(within) = config.get_tcp_user_timeout() {
+        socket.set_tcp_user_timeout(Some(*within))?;
     }
-    if !probing.is_on {
+    if !config.get_keepalives() {
         return Ok(());
     }
     let mut keepalive = TcpKeepalive::new();
-    if let Some(idle) = probing.idle {
+    let idle = config.get_keepalives_idle();
+    if !idle.is_zero() {
         keepalive = keepalive.with_time(idle);
     }
-    if let Some(interval) = probing.interval {
+    if let Some(interval) = config.get_keepalives_interval() {
         keepalive = keepalive.with_interval(interval);
     }
     #[cfg(not(windows))]
-    if let Some(count) = probing.count {
+    if let Some(count) = config.get_keepalives_retries() {
         keepalive = keepalive.with_retries(count);
     }
     socket.set_tcp_keepalive(&keepalive)

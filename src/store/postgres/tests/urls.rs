@@ -4,7 +4,7 @@ use tokio_postgres::config::ChannelBinding;
 
 use super::super::address::Endpoint;
 use super::super::options::Wanted;
-use super::super::secure::Security;
+use super::super::secure::{Plain, Security};
 use super::super::store::PostgresStore;
 use crate::store::LockStore;
 use crate::store::tls::{Tls, Verify};
@@ -34,9 +34,12 @@ fn read(url: &str) -> Result<String, String> {
     tell(
         "",
         Some(match &endpoint.security {
-            Security::Plain => "plain".to_owned(),
-            Security::Tls {
-                is_required,
+            Security {
+                plain: Plain::Everywhere,
+                ..
+            } => "plain".to_owned(),
+            Security {
+                plain,
                 is_direct,
                 tls,
             } => {
@@ -45,7 +48,10 @@ fn read(url: &str) -> Result<String, String> {
                     Verify::Chain => "chain",
                     Verify::Nothing => "unverified",
                 };
-                let is_optional = if *is_required { "" } else { " if there is" };
+                let is_optional = match plain {
+                    Plain::Nowhere => "",
+                    _ => " if there is",
+                };
                 let is_direct = if *is_direct { " direct" } else { "" };
                 format!(
                     "{how}{is_optional}{is_direct}{}",
@@ -61,30 +67,30 @@ fn read(url: &str) -> Result<String, String> {
         endpoint.wanted.map(|it: Wanted| format!("{it:?}")),
     );
     tell("shuffled", endpoint.shuffles().then(String::new));
-    let probing = endpoint.probing;
-    tell("probing ", (!probing.is_on).then(|| "off".to_owned()));
     tell(
-        "idle ",
-        probing
-            .idle
-            .filter(|it| it.as_secs() != 5)
-            .map(|it| it.as_secs().to_string()),
+        "probing ",
+        (!login.get_keepalives()).then(|| "off".to_owned()),
     );
+    let idle = login.get_keepalives_idle().as_secs();
+    tell("idle ", (idle != 5).then(|| idle.to_string()));
     tell(
         "interval ",
-        probing
-            .interval
+        login
+            .get_keepalives_interval()
             .filter(|it| it.as_secs() != 5)
             .map(|it| it.as_secs().to_string()),
     );
     tell(
         "count ",
-        probing.count.filter(|it| *it != 2).map(|it| it.to_string()),
+        login
+            .get_keepalives_retries()
+            .filter(|it| *it != 2)
+            .map(|it| it.to_string()),
     );
     tell(
         "unconfirmed ",
-        probing
-            .unconfirmed
+        login
+            .get_tcp_user_timeout()
             .filter(|it| it.as_secs() != 11)
             .map(|it| it.as_millis().to_string()),
     );
@@ -597,25 +603,20 @@ fn certificates_of_the_builder_need_tls() {
     let secured = |mut endpoint: Endpoint| {
         endpoint.set_tls(root.clone());
         endpoint.secure().map_err(|fault| fault.to_string())?;
-        let Security::Tls {
-            is_required, tls, ..
-        } = endpoint.security
-        else {
-            return Ok(None);
-        };
-        Ok::<_, String>(Some((is_required, tls.verify())))
+        let Security { plain, tls, .. } = endpoint.security;
+        Ok::<_, String>((plain, tls.verify()))
     };
     for (url, expected) in [
-        ("postgres://h", (true, Verify::Full)),
-        ("postgres://h?sslmode=prefer", (true, Verify::Chain)),
-        ("postgres://h?sslmode=require", (true, Verify::Chain)),
-        ("postgres://h?sslmode=verify-ca", (true, Verify::Chain)),
-        ("postgres://h?sslmode=verify-full", (true, Verify::Full)),
+        ("postgres://h", Verify::Full),
+        ("postgres://h?sslmode=prefer", Verify::Chain),
+        ("postgres://h?sslmode=require", Verify::Chain),
+        ("postgres://h?sslmode=verify-ca", Verify::Chain),
+        ("postgres://h?sslmode=verify-full", Verify::Full),
     ] {
         let endpoint = Endpoint::parse(url)
             .unwrap_or_else(|fault| panic!("{fault}"))
             .0;
-        assert_eq!(secured(endpoint), Ok(Some(expected)), "{url}");
+        assert_eq!(secured(endpoint), Ok((Plain::Nowhere, expected)), "{url}");
     }
     for url in ["postgres://h?sslmode=disable", "postgres:///db?host=/tmp"] {
         let endpoint = Endpoint::parse(url)
@@ -626,16 +627,10 @@ fn certificates_of_the_builder_need_tls() {
     // The driver's default: not by chance in plain text.
     let config: tokio_postgres::Config = "host=localhost".parse().unwrap();
     let endpoint = || Endpoint::new(config.clone()).unwrap_or_else(|fault| panic!("{fault}"));
-    assert_eq!(secured(endpoint()), Ok(Some((true, Verify::Full))));
+    assert_eq!(secured(endpoint()), Ok((Plain::Nowhere, Verify::Full)));
     let mut plain = endpoint();
     assert!(plain.secure().is_ok());
-    assert!(matches!(
-        plain.security,
-        Security::Tls {
-            is_required: false,
-            ..
-        }
-    ));
+    assert_eq!(plain.security.plain, Plain::AtHome);
     let config: tokio_postgres::Config = "host=h target_session_attrs=read-only".parse().unwrap();
     assert!(Endpoint::new(config).is_err());
 }
