@@ -1,5 +1,6 @@
 //! Operations as the arguments of `ops_1`, and its answers.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub(super) struct Names {
     pub(super) instance: Arc<str>,
     /// As SQL has it.
     pub(super) schema: String,
-    /// What [`bounded`] begins with.
+    /// What [`Caller::bounded`] begins with.
     pub(super) begin: String,
     /// The same bounds for a session.
     pub(super) bounds: String,
@@ -76,9 +77,13 @@ impl Names {
 /// Runs operations.
 pub(super) const OPS: &str = "ops_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
-const NOTIFY: &str = "notify_1($1)";
+/// Sends the notices of a call.
+pub(super) const NOTIFY: &str = "notify_1($1)";
 
-/// Reads a lock.
+/// What was granted to this line and not told.
+pub(super) const UNTOLD: &str = "untold_1($1)";
+
+/// Reads a lock, for the session with this line.
 pub(super) const INSPECT: &str = "inspect_1($1, $2)";
 
 /// The arguments of a call.
@@ -196,22 +201,6 @@ impl Call {
             (&self.places, Type::INT8_ARRAY),
         ]
     }
-
-    pub(super) async fn send(
-        &self,
-        client: &Client,
-        names: &Names,
-        prepared: Option<&Prepared>,
-    ) -> Result<Vec<Row>, Error> {
-        let arguments = self.arguments();
-        match prepared {
-            Some(prepared) => {
-                let values = arguments.map(|(value, _)| value);
-                client.query(&prepared.ops, &values).await
-            }
-            None => bounded(client, names, &names.sql(OPS), &arguments).await,
-        }
-    }
 }
 
 /// What holds for our statements, whatever the role's settings are. A statement is cancelled before its answer would be
@@ -243,75 +232,73 @@ pub(super) fn begin(within: Duration) -> String {
 /// An argument of a query that is not prepared.
 pub(super) type Argument<'a> = (&'a (dyn ToSql + Sync), Type);
 
-/// A query on a connection whose session may not be ours: a pooler gives each transaction another server process. So the
-/// bounds are those of the transaction, and nothing of them stays. All of it is sent at once.
-pub(super) async fn bounded(
-    client: &Client,
-    names: &Names,
-    sql: &str,
-    arguments: &[Argument<'_>],
-) -> Result<Vec<Row>, Error> {
-    let (begun, rows, ended) = join3(
-        client.batch_execute(&names.begin),
-        client.query_typed(sql, arguments),
-        client.batch_execute("COMMIT"),
-    )
-    .await;
-    begun?;
-    let rows = rows?;
-    ended.map(|()| rows)
-}
-
-/// The statements of a connection. Behind a pooler there are none, since each may come to another server process: they are
-/// sent with their whole text.
+/// What a connection sends statements with.
 #[derive(Clone)]
-pub(super) struct Prepared {
-    ops: Statement,
-    notify: Statement,
+pub(super) struct Caller {
+    pub(super) client: Arc<Client>,
+    /// The statements of the functions that are called often. Behind a pooler there are none, since each may come to
+    /// another server process: they are sent with their whole text.
+    prepared: Arc<HashMap<&'static str, Statement>>,
 }
 
-impl Prepared {
-    pub(super) async fn new(client: &Client, names: &Names) -> Result<Self, Error> {
-        let types = Call::default().arguments().map(|(_, of_type)| of_type);
-        Ok(Self {
-            ops: client.prepare_typed(&names.sql(OPS), &types).await?,
-            notify: client
-                .prepare_typed(&names.sql(NOTIFY), &[Type::TEXT_ARRAY])
-                .await?,
-        })
-    }
-}
-
-/// Sends the notices of a call.
-pub(super) async fn notify(
-    client: &Client,
-    names: &Names,
-    prepared: Option<&Prepared>,
-    notices: &[String],
-) -> Result<Vec<Row>, Error> {
-    match prepared {
-        Some(prepared) => client.query(&prepared.notify, &[&notices]).await,
-        None => {
-            let typed = [(&notices as _, Type::TEXT_ARRAY)];
-            bounded(client, names, &names.sql(NOTIFY), &typed).await
+impl Caller {
+    pub(super) fn new(client: Client) -> Self {
+        Self {
+            client: Arc::new(client),
+            prepared: Arc::default(),
         }
     }
-}
 
-/// Asks for what was granted to this line and not told. `is_ours`: whether the session is proved to be ours.
-pub(super) async fn untold(
-    client: &Client,
-    names: &Names,
-    is_ours: bool,
-    line: i64,
-) -> Result<Vec<String>, Error> {
-    let typed: [Argument<'_>; 1] = [(&line, Type::INT8)];
-    let sql = names.sql("untold_1($1)");
-    let rows = match is_ours {
-        true => client.query_typed(&sql, &typed).await?,
-        false => bounded(client, names, &sql, &typed).await?,
-    };
-    rows.iter().map(|row| row.try_get(0)).collect()
+    /// The same with prepared statements, in a session of ours.
+    pub(super) async fn prepared(self, names: &Names) -> Result<Self, Error> {
+        let ops = Call::default().arguments().map(|(_, of_type)| of_type);
+        let mut prepared = HashMap::new();
+        for (function, types) in [
+            (OPS, &ops[..]),
+            (NOTIFY, &[Type::TEXT_ARRAY]),
+            (UNTOLD, &[Type::INT8]),
+        ] {
+            let sql = names.sql(function);
+            prepared.insert(function, self.client.prepare_typed(&sql, types).await?);
+        }
+        Ok(Self {
+            prepared: prepared.into(),
+            ..self
+        })
+    }
+
+    /// Calls a function of the schema.
+    pub(super) async fn call(
+        &self,
+        names: &Names,
+        function: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        let Some(statement) = self.prepared.get(function) else {
+            return self.bounded(names, &names.sql(function), arguments).await;
+        };
+        let values: Vec<_> = arguments.iter().map(|(value, _)| *value).collect();
+        self.client.query(statement, &values).await
+    }
+
+    /// A query on a connection whose session may not be ours: a pooler gives each transaction another server process. So
+    /// the bounds are those of the transaction, and nothing of them stays. All of it is sent at once.
+    pub(super) async fn bounded(
+        &self,
+        names: &Names,
+        sql: &str,
+        arguments: &[Argument<'_>],
+    ) -> Result<Vec<Row>, Error> {
+        let (begun, rows, ended) = join3(
+            self.client.batch_execute(&names.begin),
+            self.client.query_typed(sql, arguments),
+            self.client.batch_execute("COMMIT"),
+        )
+        .await;
+        begun?;
+        let rows = rows?;
+        ended.map(|()| rows)
+    }
 }
 
 fn micros(ttl: Duration) -> i64 {
@@ -411,19 +398,7 @@ fn read_occupant(row: &Row) -> Option<Option<Arc<Occupant>>> {
     })))
 }
 
-/// Inspects a lock: [`read_status`] reads the answer. `line`: that of this session.
-pub(super) async fn inspect(
-    client: &Client,
-    names: &Names,
-    line: i64,
-    key: &str,
-) -> Result<Vec<Row>, Error> {
-    let name = names.lock(key);
-    let sql = names.sql(INSPECT);
-    let arguments: [Argument<'_>; 2] = [(&name, Type::TEXT), (&line, Type::INT8)];
-    bounded(client, names, &sql, &arguments).await
-}
-
+/// Reads the answer of [`INSPECT`].
 pub(super) fn read_status(rows: &[Row]) -> Option<KeyStatus> {
     let mut status = KeyStatus::default();
     let (first, rows) = rows.split_first()?;

@@ -106,7 +106,7 @@ impl Endpoint {
         let told = told_process(&client).await;
         let mut connection = Connection::new(address.clone(), patience, set_up, client, connection);
         connection.site = Some(site.clone());
-        let client = connection.client.clone();
+        let client = connection.caller.client.clone();
         let about = connection.get(client.simple_query(ABOUT)).await?;
         let row = about.iter().find_map(|message| match message {
             SimpleQueryMessage::Row(row) => Some(row),

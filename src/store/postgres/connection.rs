@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,7 +12,7 @@ use tokio::time::Instant;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Error, Notification, Row};
 
-use super::call::{Argument, Names, Prepared, bounded};
+use super::call::{Argument, Caller, Names};
 use super::fault::{Address, Fault};
 use super::secure::Secured;
 use super::socket::Site;
@@ -31,9 +30,7 @@ pub(super) enum Patience {
 
 /// Dropping it closes the connection; what is not written by then is never sent.
 pub(super) struct Connection {
-    pub(super) client: Arc<Client>,
-    /// The statements of its calls; `None` behind a pooler.
-    pub(super) prepared: Option<Prepared>,
+    pub(super) caller: Caller,
     pub(super) address: Address,
     /// The server process, if the session is known to be ours: no pooler is between.
     pub(super) process: Option<i32>,
@@ -58,8 +55,7 @@ impl Connection {
         mut connection: tokio_postgres::Connection<Secured, Secured>,
     ) -> Self {
         Self {
-            client: Arc::new(client),
-            prepared: None,
+            caller: Caller::new(client),
             address,
             process: None,
             site: None,
@@ -71,7 +67,7 @@ impl Connection {
         }
     }
 
-    /// Awaits an answer on this connection. `asking` uses its client.
+    /// Awaits an answer on this connection. `asking` uses its caller.
     pub(super) async fn ask<T>(&mut self, asking: impl Future<Output = T>) -> Result<T, Fault> {
         let mut asking = pin!(asking);
         let address = self.address.clone();
@@ -124,8 +120,8 @@ impl Connection {
         sql: &str,
         arguments: &[Argument<'_>],
     ) -> Result<Vec<Row>, Fault> {
-        let client = self.client.clone();
-        self.get(bounded(&client, names, sql, arguments)).await
+        let caller = self.caller.clone();
+        self.get(caller.bounded(names, sql, arguments)).await
     }
 
     /// Writes what is to be sent. What comes meanwhile is heard later.

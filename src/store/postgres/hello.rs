@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::backend::PostgresBackend;
-use super::call::{self, Argument, Call, Prepared};
+use super::call::{self, Argument, Call};
 use super::connection::{Connection, Patience};
 use super::fault::Fault;
 use super::link::PostgresLink;
@@ -51,16 +51,15 @@ impl PostgresBackend {
         let mut processes = Vec::new();
         let no_push = if is_ours {
             processes.extend(greeting.process);
+            let caller = first.caller.clone();
             for (pid, started) in predecessors {
-                let sql = self.names.sql("end_backend_1($1, $2)");
                 let which: [Argument<'_>; 2] = [(pid, Type::INT4), (started, Type::TIMESTAMPTZ)];
                 // Without that right O5 guards against late calls.
-                let client = first.client.clone();
-                let ending = call::bounded(&client, &self.greeting, &sql, &which);
+                let ending = caller.call(&self.greeting, "end_backend_1($1, $2)", &which);
                 let _ = first.ask(ending).await?;
             }
-            let client = first.client.clone();
-            first.get(client.batch_execute(&self.names.bounds)).await?;
+            let bounding = caller.client.batch_execute(&self.names.bounds);
+            first.get(bounding).await?;
             self.listen(&mut first, &greeting.channel).await?
         } else {
             Some(POOLED.to_owned())
@@ -88,10 +87,9 @@ impl PostgresBackend {
             let is_ours = is_ours && calls_here && greeting.is_by(connection.process);
             if is_ours {
                 processes.extend(greeting.process);
-                let client = connection.client.clone();
-                connection
-                    .get(client.batch_execute(&self.names.bounds))
-                    .await?;
+                let client = connection.caller.client.clone();
+                let bounding = client.batch_execute(&self.names.bounds);
+                connection.get(bounding).await?;
             }
             self.prepare(&mut connection, is_ours).await?;
             connections.push(connection);
@@ -110,14 +108,15 @@ impl PostgresBackend {
 
     /// Prepares the statements of calls, if the session is ours.
     async fn prepare(&self, connection: &mut Connection, is_ours: bool) -> Result<(), Fault> {
-        let (client, names) = (connection.client.clone(), &self.greeting);
+        let names = &self.greeting;
         if is_ours {
-            let preparing = Prepared::new(&client, names);
-            connection.prepared = Some(connection.get(preparing).await?);
+            let preparing = connection.caller.clone().prepared(names);
+            connection.caller = connection.get(preparing).await?;
         }
         // A call without ops: whether we have the right, and the server has the function at hand for the first.
-        let (call, prepared) = (Call::default(), connection.prepared.clone());
-        let calling = call.send(&client, names, prepared.as_ref());
+        let (call, caller) = (Call::default(), connection.caller.clone());
+        let arguments = call.arguments();
+        let calling = caller.call(names, call::OPS, &arguments);
         connection.get(calling).await.map(drop)
     }
 
@@ -179,14 +178,14 @@ impl PostgresBackend {
         connection: &mut Connection,
         channel: &str,
     ) -> Result<Option<String>, Fault> {
-        let client = &*connection.client.clone();
+        let caller = connection.caller.clone();
         let probe = format!("probe {:016x}", rand::random::<u64>());
         let listening = async {
-            client
-                .batch_execute(&format!("LISTEN \"{channel}\""))
-                .await?;
+            let listen = format!("LISTEN \"{channel}\"");
+            caller.client.batch_execute(&listen).await?;
             let told: [Argument<'_>; 2] = [(&channel, Type::TEXT), (&probe, Type::TEXT)];
-            call::bounded(client, &self.greeting, "SELECT pg_notify($1, $2)", &told).await
+            let sql = "SELECT pg_notify($1, $2)";
+            caller.bounded(&self.greeting, sql, &told).await
         };
         connection.get(listening).await?;
         let hearing = async {

@@ -10,10 +10,11 @@ use std::time::Duration;
 use futures::future::{BoxFuture, Either, FutureExt, TryFutureExt, join_all};
 use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::time::Instant;
+use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::backend::PostgresBackend;
-use super::call;
+use super::call::{self, Argument};
 use super::connection::Connection;
 use super::fault::{Fault, ends_connection};
 use super::hello::Process;
@@ -21,7 +22,7 @@ use super::notice;
 use crate::base::StoreError;
 use crate::roaming::Spot;
 use crate::roaming::time::{Sleep, sleep_until, timeout};
-use crate::store::contract::{Op, Outcome, StoreEvent};
+use crate::store::contract::{Outcome, StoreEvent};
 use crate::store::driver::{
     Call, Incoming, Link, Next, Received, Refusal, Replies, Reply, Request,
 };
@@ -186,10 +187,11 @@ impl PostgresLink {
         }
         let backend = self.backend.clone();
         let carrier = self.carrier(lane);
-        let (client, prepared) = (carrier.client.clone(), carrier.prepared.clone());
+        let caller = carrier.caller.clone();
         let mut notifying = async move {
+            let notices: [Argument<'_>; 1] = [(&notices, Type::TEXT_ARRAY)];
             // Refused: whoever waits finds out by asking (W2).
-            let _ = call::notify(&client, &backend.names, prepared.as_ref(), &notices).await;
+            let _ = caller.call(&backend.names, call::NOTIFY, &notices).await;
             Ok(Done::Aside)
         }
         .boxed();
@@ -219,12 +221,18 @@ impl PostgresLink {
     fn look(&mut self) {
         self.is_looking = true;
         let (backend, number) = (self.backend.clone(), self.number);
-        let listening = &self.connections[0];
-        let (client, is_ours) = (listening.client.clone(), listening.prepared.is_some());
+        let caller = self.connections[0].caller.clone();
         self.run(async move {
-            let untold = call::untold(&client, &backend.names, is_ours, number).await;
+            let line: [Argument<'_>; 1] = [(&number, Type::INT8)];
+            let untold = caller.call(&backend.names, call::UNTOLD, &line).await;
             // Refused: whoever waits finds out by asking (W2).
-            Done::Looked(untold.unwrap_or_default())
+            let untold = untold.unwrap_or_default();
+            Done::Looked(
+                untold
+                    .iter()
+                    .filter_map(|row| row.try_get(0).ok())
+                    .collect(),
+            )
         });
     }
 
@@ -279,25 +287,13 @@ impl PostgresLink {
 
     /// What a reply means for what is sent next.
     fn note(&mut self, reply: &Reply, request: &mut Request) {
-        use Op::{Evict, Release, Unlisten, Withdraw, Yield};
-        match (reply, request.op()) {
-            (
-                Reply::Later(_),
-                Some(
-                    Release { .. }
-                    | Withdraw { .. }
-                    | Unlisten { .. }
-                    | Yield { .. }
-                    | Evict { .. },
-                ),
-            ) => request.has_ended = true,
-            (
-                Reply::Done {
-                    outcome: Outcome::Busy { score: Some(_), .. },
-                    ..
-                },
-                _,
-            ) => self.waits(),
+        match reply {
+            // An adoption does not look at it.
+            Reply::Later(_) => request.has_ended = true,
+            Reply::Done {
+                outcome: Outcome::Busy { score: Some(_), .. },
+                ..
+            } => self.waits(),
             _ => {}
         }
     }
@@ -336,15 +332,16 @@ impl Link for PostgresLink {
         let (lane, sent_at) = (call.lane, call.now);
         let backend = self.backend.clone();
         let number = self.number;
-        let carrier = self.carrier(lane);
-        let (client, prepared) = (carrier.client.clone(), carrier.prepared.clone());
+        let caller = self.carrier(lane).caller.clone();
         // All of them are inspections, or none is.
         let asking = if call.requests.iter().any(|request| request.op().is_none()) {
-            let keys: Vec<_> = call.requests.iter().map(|it| it.key().clone()).collect();
+            let locks = call.requests.iter().map(|it| backend.names.lock(it.key()));
+            let locks: Vec<_> = locks.collect();
             Either::Left(async move {
-                let looks = keys
-                    .iter()
-                    .map(|key| call::inspect(&client, &backend.names, number, key));
+                let looks = locks.iter().map(async |lock| {
+                    let which: [Argument<'_>; 2] = [(lock, Type::TEXT), (&number, Type::INT8)];
+                    caller.call(&backend.names, call::INSPECT, &which).await
+                });
                 join_all(looks).await
             })
         } else {
@@ -359,7 +356,8 @@ impl Link for PostgresLink {
                 call.requests,
             );
             Either::Right(async move {
-                let rows = asking.send(&client, &backend.names, prepared.as_ref());
+                let arguments = asking.arguments();
+                let rows = caller.call(&backend.names, call::OPS, &arguments);
                 vec![rows.await]
             })
         };

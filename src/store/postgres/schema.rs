@@ -93,7 +93,7 @@ pub(super) async fn migrate(
     settings: &Settings,
     begin: &str,
 ) -> Result<(), Fault> {
-    let (client, address) = (connection.client.clone(), connection.address.clone());
+    let (client, address) = (connection.caller.client.clone(), connection.address.clone());
     let refused = |error| Fault::refused(&address, &error);
     // It waits for another migration as long as a statement may take.
     let begin =

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 use super::backend::PostgresBackend;
-use super::call::bounded;
 use super::connection::Patience;
 use super::fault::{Fault, ends_connection};
 use crate::base::user_code::log;
@@ -35,13 +34,12 @@ impl PostgresBackend {
         let endpoint = &self.settings.endpoint;
         let mut connection = endpoint.connect().await?;
         connection.patience = Patience::Each(self.within);
-        let client = connection.client.clone();
-        // Sweeps, and answers whether there is nothing more to sweep, or another registry sweeps.
-        let sql = self.names.sql("sweep_1()");
+        let caller = connection.caller.clone();
         loop {
             let began = Instant::now();
-            let sweeping = bounded(&client, &self.names, &sql, &[]);
+            let sweeping = caller.call(&self.names, "sweep_1()", &[]);
             match connection.ask(sweeping).await? {
+                // There is nothing more to sweep, or another registry sweeps.
                 Ok(rows) if rows.first().is_none_or(|row| row.get(0)) => return Ok(Ok(())),
                 Ok(_) => sleep(began.elapsed()).await,
                 Err(error) if ends_connection(&error) => {

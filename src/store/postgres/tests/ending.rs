@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::support::PgServer;
 use crate::store::postgres::address::Endpoint;
-use crate::store::postgres::call::{Names, bounded};
+use crate::store::postgres::call::Names;
 
 const BOUND: Duration = Duration::from_secs(10);
 
@@ -17,9 +17,9 @@ async fn an_end_is_told_in_the_words_of_the_server() {
     endpoint.secure().unwrap();
     let mut connection = endpoint.connect().await.unwrap();
     let names = Names::new("lock".into(), "a1".into(), "lockstream", BOUND);
-    let client = connection.client.clone();
+    let caller = connection.caller.clone();
     let sql = "SELECT pg_terminate_backend(pg_backend_pid())";
-    let asked = connection.ask(bounded(&client, &names, sql, &[])).await;
+    let asked = connection.ask(caller.bounded(&names, sql, &[])).await;
     let error = asked.expect("an answer").expect_err("it has ended");
     let refusal = error.as_db_error().expect("the server's words");
     assert_eq!(refusal.code().code(), "57P01", "{refusal}");
