@@ -59,8 +59,11 @@ impl Fault {
         Self::invalid("certificates", reason)
     }
 
+    fn unconnected(address: &str, why: impl fmt::Display) -> Self {
+        Self::passing(format!("cannot connect to PostgreSQL at {address}: {why}"))
+    }
+
     pub(super) fn connect(address: &str, error: &tokio_postgres::Error) -> Self {
-        let told = format!("cannot connect to PostgreSQL at {address}");
         if let Some(reason) = rejection(error) {
             return Self::rejected(address, &chain(error), reason);
         }
@@ -80,43 +83,40 @@ impl Fault {
         ];
         let hint = hints.iter().find(|(said, _)| chain.contains(said));
         let hint = hint.map_or("", |(_, hint)| hint);
-        let text = format!("{told}: {chain}{hint}");
         let kind = match error.code() {
             Some(code) => kind(code),
             // The client library has no name for this.
             None if chain.contains("password missing") => Kind::Lasting,
             None => Kind::Passing,
         };
-        Self { text, kind }
+        let unconnected = Self::unconnected(address, format_args!("{chain}{hint}"));
+        Self {
+            kind,
+            ..unconnected
+        }
     }
 
     /// Client and server did not accept each other.
     pub(super) fn rejected(address: &str, error: &dyn fmt::Display, reason: &str) -> Self {
-        Self::lasting(format!(
-            "cannot connect to PostgreSQL at {address}: {error} ({reason})"
-        ))
+        let unconnected = Self::unconnected(address, format_args!("{error} ({reason})"));
+        Self::lasting(unconnected.text)
     }
 
     /// The server has no TLS, or we have none.
     pub(super) fn without_tls(address: &str, is_required: bool) -> Self {
-        let told = format!("cannot connect to PostgreSQL at {address}");
-        Self::passing(match is_required {
-            true => format!(
-                "{told}: the server does not support TLS (if that is meant, add sslmode=disable to the url)"
-            ),
-            false => format!(
-                "{told}: there is no TLS, and plain text is only sent to this machine itself (if that is meant, add \
-                 sslmode=disable to the url)"
-            ),
-        })
+        let why = match is_required {
+            true => "the server does not support TLS",
+            false => "there is no TLS, and plain text is only sent to this machine itself",
+        };
+        let advice = "if that is meant, add sslmode=disable to the url";
+        Self::unconnected(address, format_args!("{why} ({advice})"))
     }
 
     /// It does not speak PostgreSQL's protocol.
     #[cfg(feature = "tls-rustls")]
     pub(super) fn stranger(address: &str) -> Self {
-        Self::passing(format!(
-            "cannot connect to PostgreSQL at {address}: unexpected answer to the request for TLS{STRANGER}"
-        ))
+        let why = format_args!("unexpected answer to the request for TLS{STRANGER}");
+        Self::unconnected(address, why)
     }
 
     /// It says nothing to the request for TLS, and hangs up.
@@ -145,8 +145,7 @@ impl Fault {
     }
 
     pub(super) fn unreachable(address: &str, error: &io::Error) -> Self {
-        let told = format!("cannot connect to PostgreSQL at {address}");
-        Self::passing(format!("{told}: error connecting to server: {error}"))
+        Self::unconnected(address, format_args!("error connecting to server: {error}"))
     }
 
     pub(super) fn silent(address: &str, within: Duration) -> Self {
@@ -202,6 +201,10 @@ impl Fault {
             }
             _ => "",
         };
+        Self::refused_with(address, error, hint)
+    }
+
+    fn refused_with(address: &str, error: &tokio_postgres::Error, hint: &str) -> Self {
         Self {
             text: format!("PostgreSQL at {address} refused: {}{hint}", chain(error)),
             kind: error.code().map_or(Kind::Passing, kind),
@@ -214,12 +217,8 @@ impl Fault {
         if !refused.is_forbidden() {
             return refused;
         }
-        let told = format!("PostgreSQL at {address} refused: {}", chain(error));
-        let advice = "let a role that may make schemas run PostgresStore::SQL, and grant what docs/postgres.md lists";
-        Self {
-            text: format!("{told} ({advice})"),
-            ..refused
-        }
+        let hint = " (let a role that may make schemas run PostgresStore::SQL, and grant what docs/postgres.md lists)";
+        Self::refused_with(address, error, hint)
     }
 
     /// Whether the role lacks a right.

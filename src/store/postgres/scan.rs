@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryFutureExt, TryStreamExt};
+use tokio_postgres::Error;
 use tokio_postgres::types::Type;
 
 use super::backend::PostgresBackend;
@@ -20,27 +21,30 @@ pub(super) fn scan(
     backend: Arc<PostgresBackend>,
     start: &str,
 ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
-    let pass = Pass {
-        sql: backend.names.sql("scan_1($1, $2, $3)"),
-        prefix: backend.names.lock(""),
-        start: backend.names.lock(start),
-        backend,
-        after: Some(String::new()),
-        connection: None,
+    let start = backend.names.lock(start);
+    let pages = async move {
+        let mut connection = backend.settings.endpoint.connect().await?;
+        // It may be the first to call a function of the schema.
+        backend.check_schema(&mut connection).await?;
+        connection.patience = Patience::Each(backend.within);
+        let pass = Pass {
+            backend,
+            connection,
+            start,
+            after: Some(String::new()),
+        };
+        Ok(stream::try_unfold(pass, Pass::page))
     };
-    let pages = stream::try_unfold(pass, Pass::page);
-    pages.map_err(StoreError::from).boxed()
+    pages.try_flatten_stream().map_err(StoreError::from).boxed()
 }
 
 /// One pass over the locks.
 struct Pass {
     backend: Arc<PostgresBackend>,
-    sql: String,
-    prefix: String,
+    connection: Connection,
     start: String,
     /// Where the next page begins; `None` after the last one.
     after: Option<String>,
-    connection: Option<Connection>,
 }
 
 impl Pass {
@@ -48,42 +52,31 @@ impl Pass {
         let Some(after) = self.after.take() else {
             return Ok(None);
         };
-        let endpoint = &self.backend.settings.endpoint;
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => {
-                let mut connection = endpoint.connect().await?;
-                // It may be the first to call a function of the schema.
-                self.backend.check_schema(&mut connection).await?;
-                connection.patience = Patience::Each(self.backend.within);
-                connection
-            }
-        };
-        let arguments: [Argument<'_>; 3] = [
-            (&self.start, Type::TEXT),
-            (&after, Type::TEXT),
-            (&PAGE, Type::INT4),
-        ];
-        let asking = connection.query(&self.backend.names, &self.sql, &arguments);
-        let rows = asking.await?;
-        let mut keys = Vec::new();
-        for row in &rows {
+        let (names, caller) = (&self.backend.names, self.connection.caller.clone());
+        let asking = async {
+            let arguments: [Argument<'_>; 3] = [
+                (&self.start, Type::TEXT),
+                (&after, Type::TEXT),
+                (&PAGE, Type::INT4),
+            ];
+            let rows = caller.call(names, "scan_1($1, $2, $3)", &arguments).await?;
             // In a database without an encoding it may be anything.
-            let read = row
-                .try_get(0)
-                .and_then(|name: String| Ok((name, row.try_get(1)?)));
-            let (name, in_use): (String, bool) =
-                read.map_err(|error| Fault::broken(&endpoint.address, &error))?;
+            let read = rows
+                .iter()
+                .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+            read.collect::<Result<Vec<(String, bool)>, Error>>()
+        };
+        let (prefix, mut keys) = (names.lock(""), Vec::new());
+        for (name, in_use) in self.connection.get(asking).await? {
             // Rows of others may have any name.
             if in_use
-                && let Some(key) = name.strip_prefix(&self.prefix)
-                && key::fault(&self.backend.names.prefix, key).is_none()
+                && let Some(key) = name.strip_prefix(&prefix)
+                && key::fault(&names.prefix, key).is_none()
             {
                 keys.push(Arc::from(key));
             }
             self.after = Some(name);
         }
-        self.connection = Some(connection);
         Ok(Some((keys, self)))
     }
 }

@@ -101,12 +101,10 @@ pub(super) async fn migrate(
     let migrating = async {
         client.batch_execute(&begin).await.map_err(refused)?;
         let made = make(&client, &address, settings).await;
-        if made.is_err() {
-            // The connection may have ended; then the server rolls back.
-            let _ = client.batch_execute("ROLLBACK").await;
-            return made;
-        }
-        client.batch_execute("COMMIT").await.map_err(refused)
+        // The connection may have ended; then the server rolls back.
+        let end = made.as_ref().map_or("ROLLBACK", |()| "COMMIT");
+        let ended = client.batch_execute(end).await;
+        made.and(ended.map_err(refused))
     };
     connection.ask(migrating).await?
 }
