@@ -84,6 +84,17 @@ impl Endpoint {
         Ok((endpoint, settings))
     }
 
+    /// The same for the url of a pooler, which says nothing of the store.
+    pub(super) fn parse_pooler(url: &str) -> Result<Self, Fault> {
+        let (pooler, said) = Self::parse(url)?;
+        if said.is_of_a_store() {
+            let why = "prefix, name, response_timeout, lock_schema, schema_owner and pooled belong into the url of the \
+                       store";
+            return Err(Fault::invalid("url of the pooler", why));
+        }
+        Ok(pooler)
+    }
+
     /// With the settings of a `Config`, as they are.
     pub(super) fn new(config: Config) -> Result<Self, Fault> {
         let wanted = match config.get_target_session_attrs() {

@@ -46,7 +46,8 @@ impl PostgresBackend {
         instance: Arc<str>,
         within: Duration,
     ) -> Self {
-        let names = |within| Names::new(prefix.clone(), instance.clone(), &settings.schema, within);
+        let names =
+            |within| Names::new(prefix.clone(), instance.clone(), settings.schema(), within);
         Self {
             names: names(within),
             greeting: names(settings.endpoint.connect_within),

@@ -43,7 +43,7 @@ pub(super) async fn check(backend: &PostgresBackend) -> Result<Vec<CheckedServer
 }
 
 async fn look(backend: &Arc<PostgresBackend>) -> Result<Vec<CheckedServer>, Fault> {
-    let (names, schema) = (&backend.names, &backend.settings.schema);
+    let (names, schema) = (&backend.names, backend.settings.schema());
     let connected = backend.set_up(&[]).await?;
     let mut link = connected.link;
     let connection = link.first();
@@ -60,7 +60,7 @@ async fn look(backend: &Arc<PostgresBackend>) -> Result<Vec<CheckedServer>, Faul
             .first()
             .and_then(|row| row.try_get::<_, String>(0).ok());
     }
-    let which: [Argument<'_>; 1] = [(schema, Type::TEXT)];
+    let which: [Argument<'_>; 1] = [(&schema, Type::TEXT)];
     let forbidden = connection.query(names, FORBIDDEN, &which).await?;
     let alone = connection.query(names, ALONE, &[]).await?;
     let is_alone = alone.first().and_then(|row| row.try_get(0).ok());

@@ -41,7 +41,7 @@ impl PostgresBackend {
         let settings = &self.settings;
         let mut first = settings.endpoint.connect_among(set_ups).await?;
         // What stays in a session, as its number and its channel, must not come into one that a pooler gives to others.
-        let mut number = match first.process.is_some() && !settings.is_pooler {
+        let mut number = match first.process.is_some() && !settings.said.is_pooler {
             true => rand::random_range(1..=i64::MAX),
             false => 0,
         };
@@ -123,7 +123,7 @@ impl PostgresBackend {
     /// Checks that the schema is there and may be trusted, and takes the advisory lock of that number. If the schema is missing, it is made, if
     /// we may.
     async fn greet(&self, connection: &mut Connection, number: i64) -> Result<Greeting, Fault> {
-        let (schema, names) = (&self.settings.schema, &self.greeting);
+        let (schema, names) = (self.settings.schema(), &self.greeting);
         let address = &connection.address.clone();
         let sql = format!(
             "SELECT h.version, h.now, h.is_standby, h.server, a.pid, a.backend_start, h.missing, h.channel \
@@ -166,8 +166,8 @@ impl PostgresBackend {
 
     /// Fails if the schema may not be trusted, or is not there: no function of it is called before.
     pub(super) async fn check_schema(&self, connection: &mut Connection) -> Result<(), Fault> {
-        let (schema, owner) = (&self.settings.schema, &self.settings.schema_owner);
-        let which: [Argument<'_>; 2] = [(schema, Type::TEXT), (owner, Type::TEXT)];
+        let (schema, owner) = (self.settings.schema(), &self.settings.said.schema_owner);
+        let which: [Argument<'_>; 2] = [(&schema, Type::TEXT), (owner, Type::TEXT)];
         let asking = connection.query(&self.greeting, schema::FOREIGN, &which);
         let foreign = asking.await?;
         schema::refuse_foreign(&connection.address, schema, &foreign)

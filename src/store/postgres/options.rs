@@ -16,6 +16,7 @@ use crate::store::url::UrlOptions;
 pub(super) struct StoreOptions {
     pub(super) registry: RegistryOptions,
     pub(super) schema: Option<String>,
+    /// Whose schema is trusted though nothing else speaks for that role.
     pub(super) schema_owner: Option<String>,
     /// The url of a pooler for calls.
     pub(super) pooled: Option<String>,

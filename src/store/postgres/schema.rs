@@ -111,7 +111,7 @@ pub(super) async fn migrate(
 
 async fn make(client: &Client, address: &Address, settings: &Settings) -> Result<(), Fault> {
     let refused = |error| Fault::refused(address, &error);
-    let schema = &settings.schema;
+    let schema = settings.schema();
     let table = format!("{}.state", quote(schema));
     let finding = "SELECT to_regclass($1) IS NOT NULL";
     let found = client.query_typed(finding, &[(&table, Type::TEXT)]).await;
@@ -123,8 +123,8 @@ async fn make(client: &Client, address: &Address, settings: &Settings) -> Result
     }
     // Checked also if we have just made it: somebody else may have been quicker to make the schema.
     let which = [
-        (schema as _, Type::TEXT),
-        (&settings.schema_owner as _, Type::TEXT),
+        (&schema as _, Type::TEXT),
+        (&settings.said.schema_owner as _, Type::TEXT),
     ];
     let foreign = client.query_typed(FOREIGN, &which).await;
     refuse_foreign(address, schema, &foreign.map_err(refused)?)?;

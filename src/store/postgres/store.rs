@@ -63,19 +63,21 @@ pub(super) struct Settings {
     pub(super) endpoint: Endpoint,
     /// Where calls go, if a pooler is between.
     pub(super) pooled: Option<Endpoint>,
-    /// Whether the endpoint itself is a pooler, whatever it looks like.
-    pub(super) is_pooler: bool,
-    /// What the url says of the registry.
-    registry: RegistryOptions,
-    pub(super) schema: String,
-    /// Whose schema is trusted though nothing else speaks for that role.
-    pub(super) schema_owner: Option<String>,
+    /// What the url says, or the builder in its place.
+    pub(super) said: StoreOptions,
     /// How many connections carry calls.
     pub(super) lanes: usize,
     pub(super) is_durable: bool,
     /// Whether the schema is made if it is not there.
     pub(super) migrates: bool,
     pub(super) quiet: Option<Duration>,
+}
+
+impl Settings {
+    /// The schema of the tables and functions.
+    pub(super) fn schema(&self) -> &str {
+        self.said.schema.as_deref().unwrap_or(schema::USUAL)
+    }
 }
 
 impl PostgresStore {
@@ -85,7 +87,7 @@ impl PostgresStore {
 
     /// [`SQL`](Self::SQL) for the [schema](PostgresStoreBuilder::schema) of this store.
     pub fn sql(&self) -> String {
-        schema::sql(&self.settings.schema)
+        schema::sql(self.settings.schema())
     }
 
     /// Connects once, to check that there is a server, that it accepts the user and password, and that the schema is
@@ -182,7 +184,7 @@ impl LockStore for PostgresStore {
     }
 
     fn registry_options(&self) -> RegistryOptions {
-        self.settings.registry.clone()
+        self.settings.said.registry.clone()
     }
 
     fn place(&self) -> Option<String> {
@@ -212,50 +214,24 @@ pub struct PostgresStoreBuilder {
     settings: Result<Settings, Fault>,
     connect_within: Option<Duration>,
     credentials: Option<Newest>,
-    /// What the url says, and what was added.
-    #[cfg(feature = "tls-rustls")]
-    tls: Result<Tls, String>,
 }
 
 impl PostgresStoreBuilder {
-    fn new(endpoint: Result<(Endpoint, StoreOptions), Fault>) -> Self {
-        #[cfg(feature = "tls-rustls")]
-        let tls = match &endpoint {
-            Ok((endpoint, _)) => endpoint.tls().clone(),
-            Err(_) => Tls::default(),
-        };
-        let (settings, url) = match endpoint {
-            Ok((endpoint, url)) => {
-                let settings = Settings {
-                    schema_owner: url.schema_owner.clone(),
-                    endpoint,
-                    pooled: None,
-                    is_pooler: url.is_pooler,
-                    registry: url.registry.clone(),
-                    schema: schema::USUAL.to_owned(),
-                    lanes: 1,
-                    is_durable: true,
-                    migrates: true,
-                    quiet: None,
-                };
-                (Ok(settings), url)
-            }
-            Err(fault) => (Err(fault), StoreOptions::default()),
-        };
-        let mut builder = Self {
+    fn new(parsed: Result<(Endpoint, StoreOptions), Fault>) -> Self {
+        let settings = parsed.map(|(endpoint, said)| Settings {
+            endpoint,
+            pooled: None,
+            said,
+            lanes: 1,
+            is_durable: true,
+            migrates: true,
+            quiet: None,
+        });
+        Self {
             settings,
             connect_within: None,
             credentials: None,
-            #[cfg(feature = "tls-rustls")]
-            tls: Ok(tls),
-        };
-        if let Some(schema) = url.schema {
-            builder = builder.schema(schema);
         }
-        if let Some(pooled) = url.pooled {
-            builder = builder.pooled(pooled);
-        }
-        builder
     }
 
     fn set(mut self, set: impl FnOnce(&mut Settings)) -> Self {
@@ -276,11 +252,7 @@ impl PostgresStoreBuilder {
     /// The schema of the tables and functions: `lockstream` by default. Registries of different schemas do not exclude
     /// each other. In a url it is `lock_schema=name`.
     pub fn schema(self, schema: impl Into<String>) -> Self {
-        let schema = schema.into();
-        let fault = schema::fault(&schema);
-        let reason = format!("{schema:?} {}", fault.unwrap_or_default());
-        let checked = self.check(fault.is_none(), "schema", reason);
-        checked.set(|settings| settings.schema = schema)
+        self.set(|settings| settings.said.schema = Some(schema.into()))
     }
 
     /// Trusts a schema of this role. The functions of the schema run with the rights of whoever calls them, so a
@@ -289,7 +261,7 @@ impl PostgresStoreBuilder {
     /// unless the store's role is a superuser, each role whose rights it has. A role that only runs migrations may be
     /// none of these. In a url it is `schema_owner=role`.
     pub fn schema_owner(self, role: impl Into<String>) -> Self {
-        self.set(|settings| settings.schema_owner = Some(role.into()))
+        self.set(|settings| settings.said.schema_owner = Some(role.into()))
     }
 
     /// How many connections of a registry carry calls: 1 to 16, by default 1. A connection has one call in flight, with
@@ -308,23 +280,8 @@ impl PostgresStoreBuilder {
     ///
     /// If only the pooler can be reached, its url is that of the store: then a registry that waits asks again and again,
     /// by its [`Repeat`](crate::Repeat), and there is no queue. A pooler is noticed, or told by `pgbouncer=true`.
-    pub fn pooled(mut self, url: impl AsRef<str>) -> Self {
-        self.settings = self.settings.and_then(|settings| {
-            let refused = |why| Err(Fault::invalid("url of the pooler", why));
-            let (pooled, url) = Endpoint::parse(url.as_ref())?;
-            if url.is_of_a_store() {
-                return refused(
-                    "prefix, name, response_timeout, lock_schema, schema_owner and pooled belong into the url of the \
-                     store",
-                );
-            }
-            if settings.is_pooler {
-                return refused("pgbouncer=true says that the url of the store is one, too");
-            }
-            let pooled = Some(pooled);
-            Ok(Settings { pooled, ..settings })
-        });
-        self
+    pub fn pooled(self, url: impl AsRef<str>) -> Self {
+        self.set(|settings| settings.said.pooled = Some(url.as_ref().to_owned()))
     }
 
     /// How long connecting to each host may take: from the look-up of its name until it is shown that grants arrive. From
@@ -401,28 +358,24 @@ impl PostgresStoreBuilder {
     /// Several calls add to each other.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
-    pub fn root_certificate(mut self, pem: impl AsRef<[u8]>) -> Self {
-        self.tls = self.tls.and_then(|tls| tls.trusting(pem.as_ref()));
-        self
+    pub fn root_certificate(self, pem: impl AsRef<[u8]>) -> Self {
+        self.change_tls(|tls| tls.trusting(pem.as_ref()))
     }
 
     /// Presents this certificate and its chain to servers that ask for one. Both are in PEM, the key without a
     /// passphrase.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
-    pub fn client_certificate(mut self, pem: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
-        let showing = |tls: Tls| tls.showing(pem.as_ref(), key.as_ref());
-        self.tls = self.tls.and_then(showing);
-        self
+    pub fn client_certificate(self, pem: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
+        self.change_tls(|tls| tls.showing(pem.as_ref(), key.as_ref()))
     }
 
     /// For servers whose certificate has this name, whatever the host in the url: behind a tunnel, or named by an
     /// address. In a url it is `server_name=`.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
-    pub fn server_name(mut self, name: impl AsRef<str>) -> Self {
-        self.tls = self.tls.and_then(|tls| tls.naming(name.as_ref()));
-        self
+    pub fn server_name(self, name: impl AsRef<str>) -> Self {
+        self.change_tls(|tls| tls.naming(name.as_ref()))
     }
 
     /// **Trusts whoever answers**, if `accepts`: the connection is encrypted, and anybody between may read and change it,
@@ -430,12 +383,21 @@ impl PostgresStoreBuilder {
     /// [`root_certificate`](Self::root_certificate). In a url it is `danger_accept_invalid_certificates=true`.
     #[cfg(feature = "tls-rustls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls-rustls")))]
-    pub fn danger_accept_invalid_certificates(mut self, accepts: bool) -> Self {
+    pub fn danger_accept_invalid_certificates(self, accepts: bool) -> Self {
         let verify = match accepts {
             true => Verify::Nothing,
             false => Verify::Full,
         };
-        self.tls = self.tls.map(|tls| tls.verifying(verify));
+        self.change_tls(|tls| Ok(tls.verifying(verify)))
+    }
+
+    #[cfg(feature = "tls-rustls")]
+    fn change_tls(mut self, change: impl FnOnce(Tls) -> Result<Tls, String>) -> Self {
+        self.settings = self.settings.and_then(|mut settings| {
+            let tls = change(settings.endpoint.tls().clone());
+            settings.endpoint.set_tls(tls.map_err(Fault::certificates)?);
+            Ok(settings)
+        });
         self
     }
 
@@ -463,17 +425,24 @@ impl PostgresStoreBuilder {
     /// If the url or a setting is invalid.
     pub fn connect_lazy(self) -> Result<PostgresStore, StoreError> {
         let mut settings = self.settings?;
-        #[cfg(feature = "tls-rustls")]
-        let tls = self.tls.map_err(Fault::certificates)?;
+        let schema = settings.schema();
+        if let Some(fault) = schema::fault(schema) {
+            return Err(Fault::invalid("schema", format_args!("{schema:?} {fault}")).into());
+        }
+        if let Some(url) = &settings.said.pooled {
+            settings.pooled = Some(Endpoint::parse_pooler(url)?);
+        }
+        if settings.pooled.is_some() && settings.said.is_pooler {
+            let why = "pgbouncer=true says that the url of the store is one, too";
+            return Err(Fault::invalid("url of the pooler", why).into());
+        }
         // The url of the pooler may have certificates of its own.
         #[cfg(feature = "tls-rustls")]
         if let Some(pooled) = &mut settings.pooled
             && !pooled.tls().is_set()
         {
-            pooled.set_tls(tls.clone());
+            pooled.set_tls(settings.endpoint.tls().clone());
         }
-        #[cfg(feature = "tls-rustls")]
-        settings.endpoint.set_tls(tls);
         let endpoints = [Some(&mut settings.endpoint), settings.pooled.as_mut()];
         for endpoint in endpoints.into_iter().flatten() {
             endpoint.credentials.clone_from(&self.credentials);
