@@ -44,27 +44,12 @@ impl Endpoint {
         connected.map_err(|failed| told(failed.errors).unwrap_or(Fault::url("it has no host")))
     }
 
+    /// Tries the addresses of a host. The first that will do is taken.
     async fn connect_to(&self, site: &Site, set_ups: &SetUps) -> Result<Connection, Fault> {
         let (address, within) = (&self.address, self.connect_within);
-        let (until, accepts) = (Instant::now() + within, AtomicBool::new(false));
-        let opening = self.open(site, until, set_ups, &accepts);
-        let silent = |_| match accepts.load(Ordering::Relaxed) {
-            true => Err(Fault::mute(address, within)),
-            false => Err(Fault::silent(address, within)),
-        };
-        timeout_at(until, opening).await.unwrap_or_else(silent)
-    }
-
-    /// Tries the addresses of a host. The first that will do is taken. `accepts`: whether one of them has taken a connection.
-    async fn open(
-        &self,
-        site: &Site,
-        until: Instant,
-        set_ups: &SetUps,
-        accepts: &AtomicBool,
-    ) -> Result<Connection, Fault> {
-        let (address, within) = (&self.address, self.connect_within);
-        let found = site.destinations(self.shuffles()).await;
+        let until = Instant::now() + within;
+        let finding = timeout_at(until, site.destinations(self.shuffles()));
+        let found = finding.await.map_err(|_| Fault::silent(address, within))?;
         let found = found.map_err(|error| Fault::unreachable(address, &error))?;
         let wanted = match self.wanted {
             None if found.len() > 1 || self.sites.len() > 1 => Some(Wanted::Writable),
@@ -72,13 +57,20 @@ impl Endpoint {
         };
         let pace = Pace::of_addresses(set_ups, found.len(), within);
         let patience = Patience::Until { until, within };
+        // Whether one of them has taken a connection.
+        let accepts = &AtomicBool::new(false);
         let attempts = found.into_iter().map(|destination| {
             self.open_at(site, destination, wanted, patience, set_ups, accepts)
                 .boxed()
         });
-        // The caller gives up at `until`, too, and says why.
-        let opened = first_success(attempts, pace, until + within / 8).await;
-        opened.map_err(|failed| told(failed.errors).unwrap_or(Fault::silent(address, within)))
+        let opened = first_success(attempts, pace, until).await;
+        opened.map_err(|failed| match accepts.load(Ordering::Relaxed) {
+            _ if Instant::now() < until => {
+                told(failed.errors).unwrap_or(Fault::silent(address, within))
+            }
+            true => Fault::mute(address, within),
+            false => Fault::silent(address, within),
+        })
     }
 
     async fn open_at(
