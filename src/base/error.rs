@@ -250,7 +250,7 @@ impl BuildError {
 }
 
 /// An error and its causes, in one line.
-fn chain(error: &dyn Error) -> String {
+pub(crate) fn chain(error: &dyn Error) -> String {
     let mut told = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -71,17 +71,12 @@ impl Endpoint {
             pooled: options.take(&["pooled"])?,
             is_pooler: options.take_switch(&["pgbouncer"])? == Some(true),
         };
-        let connect_within = options.take_time(&["connect_timeout"])?;
+        let within = options.take_time(&["connect_timeout"])?;
         let wanted = Wanted::take(&mut options)?;
         let said = UrlSecurity::take(&mut options)?;
         let login = options::login(&format!("postgres://{rest}"), &mut options)?;
         options::finish(options)?;
-        let endpoint = Self {
-            wanted,
-            connect_within: connect_within.unwrap_or(CONNECT_TIMEOUT),
-            ..Self::with(login, said)?
-        };
-        Ok((endpoint, settings))
+        Ok((Self::with(login, within, wanted, said)?, settings))
     }
 
     /// The same for the url of a pooler, which says nothing of the store.
@@ -113,18 +108,18 @@ impl Endpoint {
             ..said
         };
         let within = config.get_connect_timeout().copied();
-        let connect_within = within.unwrap_or(CONNECT_TIMEOUT);
-        if !RESPONSE_TIMEOUT.contains(&connect_within) {
+        if within.is_some_and(|within| !RESPONSE_TIMEOUT.contains(&within)) {
             return Err(Fault::invalid(CONNECTING, CONNECTING_BOUNDS));
         }
-        Ok(Self {
-            wanted,
-            connect_within,
-            ..Self::with(config, said)?
-        })
+        Self::with(config, within, wanted, said)
     }
 
-    fn with(mut login: Config, said: UrlSecurity) -> Result<Self, Fault> {
+    fn with(
+        mut login: Config,
+        within: Option<Duration>,
+        wanted: Option<Wanted>,
+        said: UrlSecurity,
+    ) -> Result<Self, Fault> {
         let sites = Site::all(&login)?;
         // We have made the stream secure, or not, when the client library gets it.
         login
@@ -135,8 +130,8 @@ impl Endpoint {
             sites,
             login,
             credentials: None,
-            wanted: None,
-            connect_within: CONNECT_TIMEOUT,
+            wanted,
+            connect_within: within.unwrap_or(CONNECT_TIMEOUT),
             said,
             security: Security::default(),
         })

@@ -92,7 +92,7 @@ impl Backend for PostgresBackend {
         set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<PostgresLink>, StoreError>> {
         let predecessors = hello.predecessor.map_or(&[][..], |all| all);
-        async move { Ok(self.set_up_among(predecessors, set_ups).await?) }.boxed()
+        async move { Ok(self.set_up(predecessors, set_ups).await?) }.boxed()
     }
 
     fn connect_timeout(&self) -> Duration {

@@ -10,6 +10,7 @@ use super::call::Argument;
 use super::fault::Fault;
 use crate::base::CheckedServer;
 use crate::roaming::time::timeout;
+use crate::store::attempts::SetUps;
 
 /// How often the way to the server is measured.
 const TRIES: usize = 3;
@@ -44,7 +45,7 @@ pub(super) async fn check(backend: &PostgresBackend) -> Result<Vec<CheckedServer
 
 async fn look(backend: &Arc<PostgresBackend>) -> Result<Vec<CheckedServer>, Fault> {
     let (names, schema) = (&backend.names, backend.settings.schema());
-    let connected = backend.set_up(&[]).await?;
+    let connected = backend.set_up(&[], &SetUps::default()).await?;
     let mut link = connected.link;
     let connection = link.first();
     let address = connection.address.to_string();

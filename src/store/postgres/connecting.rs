@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use super::address::Endpoint;
-use super::connection::{Connection, Patience};
+use super::connection::Connection;
 use super::fault::Fault;
 use super::options::Wanted;
 use super::secure::{AsItIs, Channel};
@@ -56,11 +56,10 @@ impl Endpoint {
             wanted => wanted,
         };
         let pace = Pace::of_addresses(set_ups, found.len(), within);
-        let patience = Patience::Until { until, within };
         // Whether one of them has taken a connection.
         let accepts = &AtomicBool::new(false);
         let attempts = found.into_iter().map(|destination| {
-            self.open_at(site, destination, wanted, patience, set_ups, accepts)
+            self.open_at(site, destination, wanted, until, set_ups, accepts)
                 .boxed()
         });
         let opened = first_success(attempts, pace, until).await;
@@ -78,7 +77,7 @@ impl Endpoint {
         site: &Site,
         destination: Destination,
         wanted: Option<Wanted>,
-        patience: Patience,
+        until: Instant,
         set_ups: &SetUps,
         accepts: &AtomicBool,
     ) -> Result<Connection, Fault> {
@@ -96,7 +95,9 @@ impl Endpoint {
             fault.passing_if(self.credentials.is_some() && Fault::is_of_login(&error))
         })?;
         let told = told_process(&client).await;
-        let mut connection = Connection::new(address.clone(), patience, set_up, client, connection);
+        let within = self.connect_within;
+        let mut connection =
+            Connection::new(address.clone(), within, until, set_up, client, connection);
         connection.site = Some(site.clone());
         let client = connection.caller.client.clone();
         let about = connection.get(client.simple_query(ABOUT)).await?;

@@ -19,15 +19,6 @@ use super::socket::Site;
 use crate::roaming::time::timeout_at;
 use crate::store::attempts::SetUp;
 
-/// When an answer must be there.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Patience {
-    /// After that long each.
-    Each(Duration),
-    /// At that time, which is that long after connecting began.
-    Until { until: Instant, within: Duration },
-}
-
 /// Dropping it closes the connection; what is not written by then is never sent.
 pub(super) struct Connection {
     pub(super) caller: Caller,
@@ -36,9 +27,11 @@ pub(super) struct Connection {
     pub(super) process: Option<i32>,
     /// The host that it leads to.
     pub(super) site: Option<Site>,
-    pub(super) patience: Patience,
-    /// Until it is ready for calls.
-    pub(super) set_up: Option<SetUp>,
+    /// How long an answer may take.
+    within: Duration,
+    /// Until it is ready for calls: when connecting must be done, which began `within` before.
+    until: Option<Instant>,
+    set_up: Option<SetUp>,
     messages: BoxStream<'static, Result<AsyncMessage, Error>>,
     /// Notices that came while an answer was waited for.
     heard: VecDeque<Notification>,
@@ -49,7 +42,8 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(
         address: Address,
-        patience: Patience,
+        within: Duration,
+        until: Instant,
         set_up: SetUp,
         client: Client,
         mut connection: tokio_postgres::Connection<Secured, Secured>,
@@ -59,7 +53,8 @@ impl Connection {
             address,
             process: None,
             site: None,
-            patience,
+            within,
+            until: Some(until),
             set_up: Some(set_up),
             messages: stream::poll_fn(move |cx| connection.poll_message(cx)).boxed(),
             heard: VecDeque::new(),
@@ -67,14 +62,18 @@ impl Connection {
         }
     }
 
+    /// Connecting is done: each answer may take that long.
+    pub(super) fn begin_calls(&mut self, within: Duration) {
+        self.within = within;
+        (self.until, self.set_up) = (None, None);
+    }
+
     /// Awaits an answer on this connection. `asking` uses its caller.
     pub(super) async fn ask<T>(&mut self, asking: impl Future<Output = T>) -> Result<T, Fault> {
         let mut asking = pin!(asking);
         let address = self.address.clone();
-        let (until, within) = match self.patience {
-            Patience::Each(within) => (Instant::now() + within, within),
-            Patience::Until { until, within } => (until, within),
-        };
+        let within = self.within;
+        let until = self.until.unwrap_or_else(|| Instant::now() + within);
         let answered = poll_fn(|cx| {
             loop {
                 if let Poll::Ready(answer) = asking.as_mut().poll(cx) {

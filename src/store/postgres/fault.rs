@@ -1,6 +1,5 @@
 //! Errors between a session and a server, and whether a retry may help.
 
-use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -325,7 +324,7 @@ pub(crate) fn fence_error(error: &tokio_postgres::Error) -> StoreError {
 
 #[cfg(feature = "tls-rustls")]
 fn rejection(error: &tokio_postgres::Error) -> Option<&'static str> {
-    crate::store::tls::rejection(error.source()?)
+    crate::store::tls::rejection(std::error::Error::source(error)?)
 }
 
 #[cfg(not(feature = "tls-rustls"))]
@@ -338,16 +337,9 @@ const LONGEST_TEXT: usize = 400;
 
 /// The error with its causes, in one line of a length that fits a log.
 fn chain(error: &tokio_postgres::Error) -> String {
-    let text = if let Some(refusal) = error.as_db_error() {
-        format!("{} ({})", refusal.message(), refusal.code().code())
-    } else {
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            text += &format!(": {error}");
-            cause = error.source();
-        }
-        text
+    let text = match error.as_db_error() {
+        Some(refusal) => format!("{} ({})", refusal.message(), refusal.code().code()),
+        None => crate::base::error::chain(error),
     };
     let text: String = text.chars().take(LONGEST_TEXT).collect();
     text.replace(char::is_control, " ")

@@ -10,7 +10,7 @@ use tokio_postgres::{Error, Row};
 
 use super::backend::PostgresBackend;
 use super::call::{self, Argument, Call};
-use super::connection::{Connection, Patience};
+use super::connection::Connection;
 use super::fault::Fault;
 use super::link::PostgresLink;
 use super::schema;
@@ -27,13 +27,6 @@ pub(super) type Process = (i32, SystemTime);
 impl PostgresBackend {
     /// Connects. Cancel safe: no step touches a lock. `predecessors`: server processes that may still run a call.
     pub(super) async fn set_up(
-        self: &Arc<Self>,
-        predecessors: &[Process],
-    ) -> Result<Connected<PostgresLink>, Fault> {
-        self.set_up_among(predecessors, &SetUps::default()).await
-    }
-
-    pub(super) async fn set_up_among(
         self: &Arc<Self>,
         predecessors: &[Process],
         set_ups: &SetUps,
@@ -95,8 +88,7 @@ impl PostgresBackend {
             connections.push(connection);
         }
         for connection in &mut connections {
-            connection.patience = Patience::Each(self.within);
-            connection.set_up = None;
+            connection.begin_calls(self.within);
         }
         Ok(Connected {
             link: PostgresLink::new(self.clone(), connections, number, processes),

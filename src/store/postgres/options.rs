@@ -243,17 +243,18 @@ pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, Stri
         }
     })?;
     let mut config = Config::new();
-    let user = options.take(&["user"])?;
-    if let Some(user) = user.as_deref().or(of_url.get_user()) {
+    if let Some(user) = options.take(&["user"])?.as_deref().or(of_url.get_user()) {
         config.user(user);
     }
-    let password = options.take(&["password"])?;
-    let password = password.as_ref().map(String::as_bytes);
-    if let Some(password) = password.or(of_url.get_password()) {
+    let password = options.take(&["password"])?.map(String::into_bytes);
+    if let Some(password) = password.as_deref().or(of_url.get_password()) {
         config.password(password);
     }
-    let database = options.take(&["dbname"])?;
-    if let Some(database) = database.as_deref().or(of_url.get_dbname()) {
+    if let Some(database) = options
+        .take(&["dbname"])?
+        .as_deref()
+        .or(of_url.get_dbname())
+    {
         config.dbname(database);
     }
     if let Some(hosts) = options.take(&["host"])? {
@@ -285,11 +286,8 @@ pub(super) fn login(base: &str, options: &mut UrlOptions) -> Result<Config, Stri
             config.port(*port);
         }
     }
-    let names = [
-        options.take(&["application_name"])?,
-        options.take(&["fallback_application_name"])?,
-    ];
-    if let Some(name) = names.into_iter().flatten().next() {
+    let fallback = options.take(&["fallback_application_name"])?;
+    if let Some(name) = options.take(&["application_name"])?.or(fallback) {
         config.application_name(name);
     }
     if let Some(sent) = options.take(&["options"])? {

@@ -9,7 +9,7 @@ use tokio_postgres::types::Type;
 
 use super::backend::PostgresBackend;
 use super::call::Argument;
-use super::connection::{Connection, Patience};
+use super::connection::Connection;
 use super::fault::Fault;
 use crate::base::{StoreError, key};
 
@@ -26,7 +26,7 @@ pub(super) fn scan(
         let mut connection = backend.settings.endpoint.connect().await?;
         // It may be the first to call a function of the schema.
         backend.check_schema(&mut connection).await?;
-        connection.patience = Patience::Each(backend.within);
+        connection.begin_calls(backend.within);
         let pass = Pass {
             backend,
             connection,

@@ -16,6 +16,7 @@ use crate::base::StoreError;
 use crate::base::limits::RESPONSE_TIMEOUT;
 use crate::base::operation::operation;
 use crate::base::user_code::log;
+use crate::store::attempts::SetUps;
 use crate::store::contract::{RegistryOptions, Session, SessionConfig};
 use crate::store::credentials::{Credentials, Newest};
 use crate::store::driver::DriverSession;
@@ -152,7 +153,8 @@ impl PostgresStore {
         let settings = self.settings.clone();
         let within = settings.endpoint.connect_within;
         let backend = PostgresBackend::new(settings, "lock".into(), "".into(), within);
-        Arc::new(backend).set_up(&[]).await.map(drop)
+        let trying = Arc::new(backend).set_up(&[], &SetUps::default()).await;
+        trying.map(drop)
     }
 }
 

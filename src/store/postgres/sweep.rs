@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 use super::backend::PostgresBackend;
-use super::connection::Patience;
 use super::fault::{Fault, ends_connection};
 use crate::base::user_code::log;
 use crate::roaming::time::sleep;
@@ -33,7 +32,7 @@ impl PostgresBackend {
     async fn try_sweep(&self) -> Result<Result<(), Fault>, Fault> {
         let endpoint = &self.settings.endpoint;
         let mut connection = endpoint.connect().await?;
-        connection.patience = Patience::Each(self.within);
+        connection.begin_calls(self.within);
         let caller = connection.caller.clone();
         loop {
             let began = Instant::now();
