@@ -151,8 +151,8 @@ BEGIN
     END LOOP;
 END $$;
 
--- If more than `most` tickets of registries that are gone are in front, deletes that many, and returns how many.
-CREATE FUNCTION lockstream.clear_1(name text, listens boolean, own_line bigint, most integer) RETURNS integer
+-- If more than `most` tickets of registries that are gone are in front, deletes that many. Returns whether it did.
+CREATE FUNCTION lockstream.clear_1(name text, listens boolean, own_line bigint, most integer) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
     t record;
@@ -161,20 +161,26 @@ BEGIN
     FOR t IN SELECT x.line, x.score FROM lockstream.ticket x
         WHERE x.key = name AND (x.ttl IS NULL) = listens ORDER BY x.score LIMIT most + 1
     LOOP
-        IF t.line = own_line OR NOT pg_try_advisory_xact_lock_shared(t.line) THEN
-            RETURN NULL;
-        ELSIF dead = most THEN
+        EXIT WHEN t.line = own_line OR NOT pg_try_advisory_xact_lock_shared(t.line);
+        IF dead = most THEN
             DELETE FROM lockstream.ticket d WHERE d.key = name AND (d.ttl IS NULL) = listens AND d.score < t.score;
-            RETURN most;
+            RETURN true;
         END IF;
         dead := dead + 1;
     END LOOP;
-    RETURN NULL;
+    RETURN false;
 END $$;
 
+-- What is said of an operation: see `ops_1`.
+CREATE TYPE lockstream.answer_1 AS (
+    at bigint, verdict text, epoch bigint, remaining bigint, score bigint, is_new boolean, unserved boolean, notices text[],
+    holder text, holds text, others bigint
+);
+
 -- A lock in the midst of an operation. `kind`: null if it is free, 'x' if nobody may join, 'r' if readers have it, 'p' if
--- permits have it, which take `taken` of it. `most`: how many more tickets may be served (M4), and `clears`: how many more
--- that are dead may be deleted (G3); `unserved`: whether more may fit.
+-- permits have it, which take `taken` of it. `is_held`: whether the owner who asks has it, and `is_ending`: whether it has had
+-- it, and a transaction is still fenced by that lease. `ended`: leases that are over. `most`: how many more tickets may be
+-- served (M4), and `clears`: how many more that are dead may be deleted (G3); `unserved`: whether more may fit.
 -- `is_in_the_way`: whether a ticket that does not fit was found.
 CREATE TYPE lockstream.open_lock_1 AS (
     name text,
@@ -183,6 +189,9 @@ CREATE TYPE lockstream.open_lock_1 AS (
     expires_at bigint,
     kind text,
     taken bigint,
+    is_held boolean,
+    is_ending boolean,
+    ended text[],
     is_quiet boolean,
     most integer,
     clears integer,
@@ -194,6 +203,32 @@ CREATE TYPE lockstream.open_lock_1 AS (
 -- The kind of a lock, of the `kind` of one of its holders.
 CREATE FUNCTION lockstream.kind_1(of_holder text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$ SELECT CASE WHEN of_holder = 'r' THEN 'r' WHEN of_holder IS NOT NULL THEN 'p' END $$;
+
+-- Looks who has a lock. `own` and `mode`: those of the owner who asks. A lease that is over has it, too.
+CREATE FUNCTION lockstream.open_1(
+    l lockstream.lock, own text, mode text, quiet_until bigint, at bigint, OUT o lockstream.open_lock_1
+) LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    o := ROW(l.key, l.owner, l.epoch, l.expires_at, NULL, 0, false, false, NULL, quiet_until > at, 0, 0, false, false, NULL);
+    IF l.owner <> '' THEN
+        o.kind := 'x';
+        o.is_held := l.owner = own AND mode = '' AND l.expires_at > at;
+        o.is_ending := l.owner = own AND mode = '' AND l.expires_at <= at;
+        o.ended := CASE WHEN l.expires_at <= at THEN ARRAY[''] END;
+    ELSIF l.owner = '' THEN
+        SELECT lockstream.kind_1(min(h.kind)), coalesce(sum(h.weight), 0),
+            coalesce(bool_or(h.owner = own AND h.expires_at > at), false),
+            coalesce(bool_or(h.owner = own AND h.expires_at <= at), false),
+            array_agg(h.owner) FILTER (WHERE h.expires_at <= at)
+            INTO o.kind, o.taken, o.is_held, o.is_ending, o.ended FROM lockstream.holder h WHERE h.key = l.key;
+        IF o.kind IS NULL THEN
+            o.owner := NULL;
+        ELSIF o.is_quiet THEN
+            o.kind := 'x';
+            o.expires_at := quiet_until;
+        END IF;
+    END IF;
+END $$;
 
 -- M1: whether one with this mode may have the lock now. A permit counts all that is taken against its own limit.
 CREATE FUNCTION lockstream.admits_1(o lockstream.open_lock_1, mode text) RETURNS boolean
@@ -277,43 +312,39 @@ LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN until > now THEN until - now ELSE least((now - until) / 8, 2000000) END
 $$;
 
--- What a busy answer says. M5: `remaining` is when the ticket in front may have the lock, or else one with `mode`. G8: who
--- has it, of several the one that ends first, what it excludes, and how many other readers there are or how much other
+-- Answers that the lock is busy. M5: `remaining` is when the ticket in front may have the lock, or else one with `mode`. G8:
+-- who has it, of several the one that ends first, what it excludes, and how many other readers there are or how much other
 -- permits take.
-CREATE FUNCTION lockstream.busy_1(
-    o lockstream.open_lock_1, mode text, now bigint,
-    OUT remaining bigint, OUT holder text, OUT holds text, OUT others bigint
-) LANGUAGE plpgsql AS $$
+CREATE FUNCTION lockstream.busy_1(o lockstream.open_lock_1, mode text, INOUT answer lockstream.answer_1)
+LANGUAGE plpgsql AS $$
 DECLARE
     wish text;
     fits bigint;
 BEGIN
+    answer.verdict := 'busy';
     IF o.owner <> '' THEN
-        remaining := lockstream.left_1(o.expires_at, now);
-        holder := nullif(o.owner, '~quiet');
-        holds := '';
-        others := 0;
-        RETURN;
+        answer.holder := nullif(o.owner, '~quiet');
+        answer.holds := '';
+        answer.others := 0;
+    ELSE
+        SELECT h.owner, CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END, o.taken - h.weight
+            INTO answer.holder, answer.holds, answer.others FROM lockstream.holder h
+            WHERE h.key = o.name ORDER BY h.expires_at, h.owner LIMIT 1;
     END IF;
-    SELECT h.owner, CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END, o.taken - h.weight
-        INTO holder, holds, others FROM lockstream.holder h
-        WHERE h.key = o.name ORDER BY h.expires_at, h.owner LIMIT 1;
-    IF o.is_quiet THEN
-        remaining := lockstream.left_1(o.expires_at, now);
-        RETURN;
+    IF o.kind = 'x' THEN
+        fits := o.expires_at;
+    ELSE
+        wish := coalesce((SELECT t.mode FROM lockstream.ticket t
+            WHERE t.key = o.name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 1), mode);
+        IF o.kind = 'p' AND wish LIKE '%/%' THEN
+            SELECT min(h.expires_at) INTO fits FROM (
+                SELECT expires_at, sum(weight) OVER (ORDER BY expires_at, owner) AS freed FROM lockstream.holder
+                WHERE key = o.name
+            ) h WHERE o.taken - h.freed + split_part(wish, '/', 1)::bigint <= split_part(wish, '/', 2)::bigint;
+        END IF;
+        fits := coalesce(fits, (SELECT max(h.expires_at) FROM lockstream.holder h WHERE h.key = o.name));
     END IF;
-    wish := coalesce((SELECT t.mode FROM lockstream.ticket t
-        WHERE t.key = o.name AND t.ttl IS NOT NULL ORDER BY t.score LIMIT 1), mode);
-    IF o.kind = 'p' AND wish LIKE '%/%' THEN
-        SELECT min(h.expires_at) INTO fits FROM (
-            SELECT expires_at, sum(weight) OVER (ORDER BY expires_at, owner) AS freed FROM lockstream.holder
-            WHERE key = o.name
-        ) h WHERE o.taken - h.freed + split_part(wish, '/', 1)::bigint <= split_part(wish, '/', 2)::bigint;
-    END IF;
-    IF fits IS NULL THEN
-        SELECT max(expires_at) INTO fits FROM lockstream.holder WHERE key = o.name;
-    END IF;
-    remaining := lockstream.left_1(fits, now);
+    answer.remaining := lockstream.left_1(fits, answer.at);
 END $$;
 
 -- Enters the queue, or the subscriptions (K1, K2): the place, and whether it is new.
@@ -347,17 +378,14 @@ END $$;
 -- answer (D2). STABLE: all is seen as it was at one moment.
 CREATE FUNCTION lockstream.look_1(
     letter text, name text, own text, mode text, place bigint, own_line bigint, quiet_until bigint, at bigint,
-    OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT ended text[], OUT holder text,
-    OUT holds text, OUT others bigint
+    OUT answer lockstream.answer_1, OUT ended text[]
 ) LANGUAGE plpgsql STABLE AS $$
 DECLARE
     asks boolean := letter IN ('A', 'E', 'L');
     l lockstream.lock;
     o lockstream.open_lock_1;
     t lockstream.ticket;
-    -- Its own lease: whether there is one, and whether it has ended.
-    is_own boolean;
-    is_ending boolean;
+    own_score bigint;
 BEGIN
     SELECT * INTO l FROM lockstream.lock k WHERE k.key = name;
     IF l.key IS NULL OR l.owner IS NULL AND (asks OR l.waited OR quiet_until > at) THEN
@@ -370,32 +398,14 @@ BEGIN
     ) THEN
         RETURN;
     END IF;
-    o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, 0, 0, false, false, NULL);
-    IF l.owner <> '' THEN
-        o.kind := 'x';
-        is_own := l.owner = own AND mode = '';
-        ended := CASE WHEN l.expires_at <= at THEN ARRAY[''] END;
-        is_ending := is_own AND ended IS NOT NULL;
-    ELSIF l.owner = '' THEN
-        SELECT lockstream.kind_1(min(h.kind)), coalesce(sum(h.weight), 0), coalesce(bool_or(h.owner = own), false),
-            array_agg(h.owner) FILTER (WHERE h.expires_at <= at)
-            INTO o.kind, o.taken, is_own, ended FROM lockstream.holder h WHERE h.key = name;
-        IF o.kind IS NULL THEN
-            RETURN;
-        ELSIF o.is_quiet THEN
-            o.kind := 'x';
-            o.expires_at := quiet_until;
-        END IF;
-        is_ending := is_own AND own = ANY (ended);
-    END IF;
-    IF is_own AND is_ending IS NOT true AND letter <> 'S' THEN
+    o := lockstream.open_1(l, own, mode, quiet_until, at);
+    IF l.owner = '' AND o.kind IS NULL OR o.is_held AND letter <> 'S' THEN
         RETURN;
     END IF;
-
     IF letter <> 'A' THEN
-        SELECT x.score INTO score FROM lockstream.ticket x
+        SELECT x.score INTO own_score FROM lockstream.ticket x
             WHERE x.key = name AND x.owner = own AND (NOT asks OR x.line = own_line AND x.xmax::text = '0');
-        IF asks AND score IS NULL OR letter IN ('W', 'U') AND score IS NOT NULL THEN
+        IF asks AND own_score IS NULL OR letter IN ('W', 'U') AND own_score IS NOT NULL THEN
             RETURN;
         END IF;
     END IF;
@@ -414,15 +424,16 @@ BEGIN
         END IF;
     END IF;
 
-    epoch := l.epoch;
+    answer.at := at;
+    answer.epoch := l.epoch;
+    ended := o.ended;
     IF asks THEN
-        verdict := 'busy';
-        SELECT b.remaining, b.holder, b.holds, b.others INTO remaining, holder, holds, others
-            FROM lockstream.busy_1(o, mode, at) b;
+        answer.score := own_score;
+        answer := lockstream.busy_1(o, mode, answer);
     ELSIF letter = 'Y' THEN
-        verdict := 'not old';
+        answer.verdict := 'not old';
     ELSE
-        verdict := CASE WHEN is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
+        answer.verdict := CASE WHEN o.is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
     END IF;
 END $$;
 
@@ -430,13 +441,11 @@ END $$;
 --   A attempt  E enter  L subscribe  W withdraw  U unsubscribe  R release  Y yield: `more` is the new owner
 --   D adopt: `more` is the present owner  S serve the queue
 -- Its verdict: 'won', 'busy', 'not old', 'held' or 'not held' until now, 'again' if it must be sent again soon, 'more' if it
--- must be sent again at once and the lock is as it was (G3), or 'stale'. `may_clear`: how many dead tickets, and leases
--- that are over, it may delete, and `cleared`: how many it has.
+-- must be sent again at once and the lock is as it was (G3), or 'stale'. `clears`: how many dead tickets, and leases that
+-- are over, may be deleted, before it and after it.
 CREATE FUNCTION lockstream.op_1(
     letter text, name text, own text, mode text, ttl bigint, more text, place bigint, own_line bigint, of_use bigint,
-    quiet_until bigint, most integer, may_clear integer,
-    OUT at bigint, OUT verdict text, OUT epoch bigint, OUT remaining bigint, OUT score bigint, OUT is_new boolean,
-    OUT unserved boolean, OUT notices text[], OUT cleared integer, OUT holder text, OUT holds text, OUT others bigint
+    quiet_until bigint, most integer, INOUT clears integer, OUT answer lockstream.answer_1
 ) LANGUAGE plpgsql AS $$
 DECLARE
     l lockstream.lock;
@@ -445,34 +454,24 @@ DECLARE
     h record;
     asks boolean := letter IN ('A', 'E', 'L');
     winner text := CASE letter WHEN 'Y' THEN more ELSE own END;
-    is_held boolean;
-    -- Whether its lease has ended, and a transaction is still fenced by it.
-    is_ending boolean := false;
     seen record;
-    deleted integer;
 BEGIN
-    cleared := 0;
-    at := lockstream.now_1();
+    answer.at := lockstream.now_1();
     -- Whoever waits for long, asks often or comes twice costs no write. One that enters first is not looked for.
-    IF letter <> 'D' AND (letter <> 'E' OR place IS NOT NULL) AND NOT (asks AND at > of_use) THEN
+    IF letter <> 'D' AND (letter <> 'E' OR place IS NOT NULL) AND NOT (asks AND answer.at > of_use) THEN
         SELECT * INTO seen
-            FROM lockstream.look_1(letter, name, own, mode, place, own_line, quiet_until, at) s;
-        IF seen.verdict IS NOT NULL AND NOT EXISTS (
+            FROM lockstream.look_1(letter, name, own, mode, place, own_line, quiet_until, answer.at) s;
+        answer := seen.answer;
+        IF answer.verdict IS NOT NULL AND NOT EXISTS (
             -- It may end. Nothing is inserted here: the row of the lock is not ours yet.
             SELECT 1 FROM unnest(seen.ended) e WHERE NOT EXISTS (
                 SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = e)
         ) AND NOT EXISTS (
             SELECT 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = ANY (seen.ended) FOR UPDATE SKIP LOCKED
         ) THEN
-            verdict := seen.verdict;
-            epoch := seen.epoch;
-            remaining := seen.remaining;
-            score := CASE WHEN asks THEN seen.score END;
-            holder := seen.holder;
-            holds := seen.holds;
-            others := seen.others;
             RETURN;
         END IF;
+        answer := NULL;
     END IF;
     -- A sweep may delete the row before it is locked here.
     FOR attempt IN 1 .. 10 LOOP
@@ -486,121 +485,102 @@ BEGIN
             EXISTS (SELECT 1 FROM lockstream.ticket d WHERE d.key = name) ON CONFLICT DO NOTHING;
         INSERT INTO lockstream.guard VALUES (name, '') ON CONFLICT DO NOTHING;
     END LOOP;
-    at := lockstream.now_1();
+    answer.at := lockstream.now_1();
     IF l.key IS NULL AND asks THEN
         RAISE 'the table "lock" keeps no row for "%"', name USING ERRCODE = 'LS003';
     ELSIF l.key IS NULL THEN
         IF letter IN ('W', 'U') THEN
             DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
         END IF;
-        verdict := CASE letter WHEN 'Y' THEN 'not old' WHEN 'D' THEN 'not old' ELSE 'not held' END;
+        answer.verdict := CASE WHEN letter IN ('Y', 'D') THEN 'not old' ELSE 'not held' END;
         RETURN;
     END IF;
-    IF letter = 'E' AND at <= of_use THEN
+    IF letter = 'E' AND answer.at <= of_use THEN
         -- Its ticket may be from a connection that is gone.
         UPDATE lockstream.ticket d SET line = own_line WHERE d.key = name AND d.owner = own AND d.line <> own_line;
     END IF;
-    o := ROW(name, l.owner, l.epoch, l.expires_at, NULL, 0, quiet_until > at, most, may_clear, false, false, NULL);
 
-    -- What is over, and who has it.
-    IF o.owner <> '' THEN
-        o.kind := 'x';
-        is_held := o.owner = own AND mode = '' AND o.expires_at > at;
-        IF o.expires_at <= at THEN
-            IF lockstream.may_end_1(name, '') THEN
-                o.owner := NULL;
-                o.kind := NULL;
-            ELSE
-                -- A transaction is fenced by it.
-                is_ending := o.owner = own AND mode = '';
-            END IF;
+    -- What is over ends, unless a transaction is fenced by it.
+    IF l.owner <> '' AND l.expires_at <= answer.at THEN
+        IF lockstream.may_end_1(name, '') THEN
+            l.owner := NULL;
         END IF;
-    ELSIF o.owner = '' THEN
-        FOR h IN SELECT owner FROM lockstream.holder WHERE key = name AND expires_at <= at LOOP
-            IF cleared >= may_clear THEN
-                verdict := 'more';
+    ELSIF l.owner = '' THEN
+        FOR h IN SELECT owner FROM lockstream.holder WHERE key = name AND expires_at <= answer.at LOOP
+            IF clears <= 0 THEN
+                answer.verdict := 'more';
                 RETURN;
             ELSIF lockstream.end_shared_1(name, h.owner) THEN
-                cleared := cleared + 1;
+                clears := clears - 1;
             END IF;
         END LOOP;
-        SELECT lockstream.kind_1(min(kind)), coalesce(sum(weight), 0),
-            coalesce(bool_or(owner = own AND expires_at > at), false),
-            coalesce(bool_or(owner = own AND expires_at <= at), false)
-            INTO o.kind, o.taken, is_held, is_ending FROM lockstream.holder WHERE key = name;
-        IF o.kind IS NULL THEN
-            o.owner := NULL;
-        ELSIF o.is_quiet THEN
-            o.kind := 'x';
-            o.expires_at := quiet_until;
-        END IF;
     END IF;
-    is_held := coalesce(is_held, false);
+    o := lockstream.open_1(l, own, mode, quiet_until, answer.at);
     -- If more dead tickets are in front than this call may delete, it does nothing else.
-    IF l.waited AND (o.owner IS NULL OR o.owner IN ('', own)) THEN
-        deleted := coalesce(lockstream.clear_1(name, false, own_line, may_clear - cleared),
-            lockstream.clear_1(name, true, own_line, may_clear - cleared));
-        IF deleted IS NOT NULL THEN
-            cleared := cleared + deleted;
-            verdict := 'more';
-            RETURN;
-        END IF;
+    IF l.waited AND (o.owner IS NULL OR o.owner IN ('', own))
+        AND (lockstream.clear_1(name, false, own_line, clears) OR lockstream.clear_1(name, true, own_line, clears))
+    THEN
+        clears := 0;
+        answer.verdict := 'more';
+        RETURN;
     END IF;
-    o.clears := may_clear - cleared;
+    o.most := most;
+    o.clears := clears;
 
     IF letter = 'D' THEN
         -- In just this mode: a text that was made up names no greater weight.
-        SELECT * INTO h FROM lockstream.holder d WHERE d.key = name AND d.owner = more AND d.expires_at > at
+        SELECT * INTO h FROM lockstream.holder d WHERE d.key = name AND d.owner = more AND d.expires_at > answer.at
             AND mode = CASE d.kind WHEN 'r' THEN 'r' ELSE d.weight || '/' || d.kind END;
-        IF NOT (is_held OR coalesce(CASE mode WHEN '' THEN l.owner = more AND l.expires_at > at
+        IF NOT (o.is_held OR coalesce(CASE mode WHEN '' THEN l.owner = more AND l.expires_at > answer.at
             ELSE h.owner = more AND l.owner = '' END, false))
         THEN
-            verdict := 'not old';
-        ELSIF at > of_use THEN
-            verdict := 'stale';
-        ELSIF NOT is_held AND NOT (CASE mode WHEN '' THEN lockstream.may_end_1(name, '')
+            answer.verdict := 'not old';
+        ELSIF answer.at > of_use THEN
+            answer.verdict := 'stale';
+        ELSIF NOT o.is_held AND NOT (CASE mode WHEN '' THEN lockstream.may_end_1(name, '')
             ELSE lockstream.end_shared_1(name, more) END)
         THEN
-            verdict := 'again';
+            answer.verdict := 'again';
         ELSE
-            o.taken := CASE WHEN is_held THEN o.taken ELSE o.taken - coalesce(h.weight, 0) END;
-            o := lockstream.give_1(o, own, mode, ttl, at);
-            verdict := 'won';
+            o.taken := CASE WHEN o.is_held THEN o.taken ELSE o.taken - coalesce(h.weight, 0) END;
+            o := lockstream.give_1(o, own, mode, ttl, answer.at);
+            answer.verdict := 'won';
         END IF;
-    ELSIF asks AND at > of_use THEN
-        verdict := 'stale';
-    ELSIF asks AND is_held THEN
-        o := lockstream.give_1(o, own, mode, ttl, at);
-        epoch := o.epoch;
+    ELSIF asks AND answer.at > of_use THEN
+        answer.verdict := 'stale';
+    ELSIF asks AND o.is_held THEN
+        o := lockstream.give_1(o, own, mode, ttl, answer.at);
+        answer.epoch := o.epoch;
         DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
         -- It knows now of a grant that it may not have been told. One that is being told is left alone.
         DELETE FROM lockstream.notice d USING (
             SELECT n.line, n.at, n.payload FROM lockstream.notice n
                 WHERE n.line = own_line AND split_part(n.payload, ' ', 2) = own FOR UPDATE SKIP LOCKED
         ) n WHERE d.line = n.line AND d.at = n.at AND d.payload = n.payload;
-        verdict := 'won';
+        answer.verdict := 'won';
         IF o.kind <> 'x' THEN
-            o := lockstream.serve_1(o, NULL, NULL, own_line, at);
+            o := lockstream.serve_1(o, NULL, NULL, own_line, answer.at);
         END IF;
-    ELSIF letter = 'Y' AND NOT is_held THEN
-        verdict := 'not old';
+    ELSIF letter = 'Y' AND NOT o.is_held THEN
+        answer.verdict := 'not old';
     ELSE
         IF NOT asks THEN
             IF letter IN ('W', 'U') THEN
                 DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
             END IF;
-            is_held := is_held AND letter <> 'S';
-            verdict := CASE WHEN is_held THEN 'held' WHEN is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
-            IF is_held AND mode = '' THEN
+            o.is_held := o.is_held AND letter <> 'S';
+            answer.verdict := CASE WHEN o.is_held THEN 'held'
+                WHEN o.is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
+            IF o.is_held AND mode = '' THEN
                 IF lockstream.may_end_1(name, '') THEN
                     o.owner := NULL;
                     o.kind := NULL;
                 ELSE
                     -- No fence begins from now on.
-                    o.expires_at := at;
-                    verdict := 'again';
+                    o.expires_at := answer.at;
+                    answer.verdict := 'again';
                 END IF;
-            ELSIF is_held THEN
+            ELSIF o.is_held THEN
                 IF lockstream.end_shared_1(name, own) THEN
                     SELECT CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(min(kind)) END,
                         coalesce(sum(weight), 0)
@@ -610,60 +590,59 @@ BEGIN
                         o.kind := NULL;
                     END IF;
                 ELSE
-                    UPDATE lockstream.holder d SET expires_at = at WHERE d.key = name AND d.owner = own;
-                    verdict := 'again';
+                    UPDATE lockstream.holder d SET expires_at = answer.at WHERE d.key = name AND d.owner = own;
+                    answer.verdict := 'again';
                 END IF;
             END IF;
         END IF;
         IF o.owner IS NULL AND o.is_quiet THEN
             -- Somebody whose lease was lost may still have it. The epoch is new, so that the last token fences nothing.
             o.owner := '~quiet';
-            o.epoch := greatest(o.epoch + 1, at);
+            o.epoch := greatest(o.epoch + 1, answer.at);
             o.kind := 'x';
             o.expires_at := quiet_until;
         END IF;
-        IF verdict IS DISTINCT FROM 'again' THEN
-            o := lockstream.serve_1(o, CASE WHEN asks THEN own END, CASE WHEN place <= at THEN place END, own_line, at);
+        IF answer.verdict IS DISTINCT FROM 'again' THEN
+            o := lockstream.serve_1(o, CASE WHEN asks THEN own END,
+                CASE WHEN place <= answer.at THEN place END, own_line, answer.at);
         END IF;
         IF asks AND NOT o.is_in_the_way AND lockstream.admits_1(o, mode) OR letter = 'Y' AND o.owner IS NULL THEN
-            o := lockstream.give_1(o, winner, mode, ttl, at);
-            epoch := o.epoch;
+            o := lockstream.give_1(o, winner, mode, ttl, answer.at);
+            answer.epoch := o.epoch;
             DELETE FROM lockstream.ticket d WHERE d.key = name AND d.owner = own;
-            verdict := 'won';
+            answer.verdict := 'won';
             IF o.kind <> 'x' THEN
-                o := lockstream.serve_1(o, NULL, NULL, own_line, at);
+                o := lockstream.serve_1(o, NULL, NULL, own_line, answer.at);
             END IF;
-        ELSIF asks OR letter = 'Y' AND verdict <> 'again' THEN
-            verdict := 'busy';
+        ELSIF asks OR letter = 'Y' AND answer.verdict <> 'again' THEN
             IF letter <> 'A' THEN
-                SELECT e.score, e.is_new INTO score, is_new FROM lockstream.enter_1(
-                    name, winner, own_line, mode, CASE WHEN letter <> 'L' THEN ttl END, place, at) e;
+                SELECT e.score, e.is_new INTO answer.score, answer.is_new FROM lockstream.enter_1(
+                    name, winner, own_line, mode, CASE WHEN letter <> 'L' THEN ttl END, place, answer.at) e;
             END IF;
-            SELECT b.remaining, b.holder, b.holds, b.others INTO remaining, holder, holds, others
-                FROM lockstream.busy_1(o, mode, at) b;
+            answer := lockstream.busy_1(o, mode, answer);
         ELSIF o.owner IS NULL THEN
             -- W7: the lock is kept for the first subscriber for as long as it may take to ask.
-            SELECT * INTO h FROM lockstream.first_live_1(name, true, own_line, may_clear - cleared);
+            SELECT * INTO h FROM lockstream.first_live_1(name, true, own_line, clears);
             t := h.first;
             IF t.owner IS NOT NULL THEN
                 DELETE FROM lockstream.ticket d WHERE d.key = name AND d.score = t.score;
                 o.owner := t.owner;
-                o.epoch := greatest(o.epoch + 1, at);
-                o.expires_at := at + 100000;
-                o.notices := o.notices || ARRAY[t.line::text, at::text, 'f ' || name];
+                o.epoch := greatest(o.epoch + 1, answer.at);
+                o.expires_at := answer.at + 100000;
+                o.notices := o.notices || ARRAY[t.line::text, answer.at::text, 'f ' || name];
             END IF;
         END IF;
     END IF;
 
-    epoch := coalesce(epoch, o.epoch);
-    unserved := o.unserved;
-    notices := o.notices;
-    cleared := may_clear - greatest(o.clears, 0);
-    IF o.owner IS NULL AND l.waited AND verdict IN ('not old', 'stale') THEN
+    answer.epoch := coalesce(answer.epoch, o.epoch);
+    answer.unserved := o.unserved;
+    answer.notices := o.notices;
+    clears := greatest(o.clears, 0);
+    IF o.owner IS NULL AND l.waited AND answer.verdict IN ('not old', 'stale') THEN
         -- It is over, and somebody waits: whoever asks next serves the queue.
         RETURN;
     END IF;
-    l.waited := o.owner IS NOT NULL AND (l.waited OR score IS NOT NULL);
+    l.waited := o.owner IS NOT NULL AND (l.waited OR answer.score IS NOT NULL);
     -- Not if nothing changes.
     UPDATE lockstream.lock k SET owner = o.owner, epoch = o.epoch, expires_at = o.expires_at, waited = l.waited
         WHERE k.key = name
@@ -673,8 +652,8 @@ END $$;
 -- Operations on locks, in the order of their keys: else two calls might wait for each other.
 --
 -- Besides the letters of `op_1` there are N renew, without a ttl only a look, V raise the epoch above `place`, T take it from
--- whoever `own` is, and K keep: `more` is the name under which nobody has the lock (M8). `own_line`: 0 if no grants can be heard. `of_use`: until when A, E, L and D are of use
--- (O5). `is_durable`: whether it is on disk before it is answered.
+-- whoever `own` is, and K keep: `more` is the name under which nobody has the lock (M8). `own_line`: 0 if no grants can be
+-- heard. `of_use`: until when A, E, L and D are of use (O5). `is_durable`: whether it is on disk before it is answered.
 -- Besides the verdicts of `op_1` there are 'renewed', 'raised' with the age in `remaining`, and 'lost'.
 -- Without `enable_seqscan = off` PostgreSQL reads a table in full once it knows that it is small, with all old versions of
 -- its rows; without `force_generic_plan` it plans some statements anew each time.
@@ -683,14 +662,13 @@ END $$;
 CREATE FUNCTION lockstream.ops_1(
     is_durable boolean, own_line bigint, of_use bigint, letters text, names text[], owners text[], modes text[],
     ttls bigint[], mores text[], places bigint[]
-) RETURNS TABLE (
-    at bigint, verdict text, epoch bigint, remaining bigint, score bigint, is_new boolean, unserved boolean, notices text[],
-    holder text, holds text, others bigint
-) LANGUAGE plpgsql SECURITY DEFINER
+) RETURNS SETOF lockstream.answer_1
+LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET jit = off SET enable_seqscan = off
 SET plan_cache_mode = force_generic_plan AS $$
 #variable_conflict use_column
 DECLARE
+    answer lockstream.answer_1;
     letter text;
     name text;
     own text;
@@ -704,7 +682,6 @@ DECLARE
     granted integer := 0;
     -- And it deletes so many dead tickets, and leases that are over (G3).
     clears integer := 100;
-    cleared integer;
     is_waited boolean;
     live record;
     first lockstream.ticket;
@@ -732,43 +709,32 @@ BEGIN
         own := owners[i];
         mode := modes[i];
         lasts := ttls[i];
-        at := NULL;
-        verdict := NULL;
-        epoch := NULL;
-        remaining := NULL;
-        score := NULL;
-        is_new := false;
-        unserved := false;
-        notices := NULL;
-        holder := NULL;
-        holds := NULL;
-        others := NULL;
+        answer := NULL;
         IF letter = 'T' THEN
             -- As its own release: the mode of an owner never changes.
             letter := 'R';
             mode := coalesce((SELECT CASE h.kind WHEN 'r' THEN 'r' ELSE h.weight || '/' || h.kind END
                 FROM lockstream.holder h WHERE h.key = name AND h.owner = own), '');
-            verdict := CASE WHEN own = '' THEN 'not held' END;
+            answer.verdict := CASE WHEN own = '' THEN 'not held' END;
         END IF;
-        IF verdict IS NOT NULL THEN
+        IF answer.verdict IS NOT NULL THEN
             NULL;
-        ELSIF letter = 'N' AND lasts IS NULL THEN
-            verdict := CASE WHEN EXISTS (
-                SELECT 1 FROM lockstream.lock k WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1()
-                UNION ALL
-                SELECT 1 FROM lockstream.holder h WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1()
-            ) THEN 'renewed' ELSE 'lost' END;
-        ELSIF letter = 'N' AND mode = '' THEN
-            UPDATE lockstream.lock k SET expires_at = greatest(k.expires_at, lockstream.now_1() + lasts)
-                WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1();
-            verdict := CASE WHEN found THEN 'renewed' ELSE 'lost' END;
         ELSIF letter = 'N' THEN
-            -- Under the lock's row, as everything that ends a shared lease.
-            PERFORM 1 FROM lockstream.lock k WHERE k.key = name AND EXISTS (SELECT 1 FROM lockstream.holder h
-                WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1()) FOR NO KEY UPDATE;
-            UPDATE lockstream.holder h SET expires_at = greatest(h.expires_at, lockstream.now_1() + lasts)
-                WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1();
-            verdict := CASE WHEN found THEN 'renewed' ELSE 'lost' END;
+            IF lasts IS NULL THEN
+                PERFORM 1 FROM lockstream.lock k WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1()
+                    UNION ALL SELECT 1 FROM lockstream.holder h
+                    WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1();
+            ELSIF mode = '' THEN
+                UPDATE lockstream.lock k SET expires_at = greatest(k.expires_at, lockstream.now_1() + lasts)
+                    WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1();
+            ELSE
+                -- Under the lock's row, as everything that ends a shared lease.
+                PERFORM 1 FROM lockstream.lock k WHERE k.key = name AND EXISTS (SELECT 1 FROM lockstream.holder h
+                    WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1()) FOR NO KEY UPDATE;
+                UPDATE lockstream.holder h SET expires_at = greatest(h.expires_at, lockstream.now_1() + lasts)
+                    WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1();
+            END IF;
+            answer.verdict := CASE WHEN found THEN 'renewed' ELSE 'lost' END;
         ELSIF letter = 'K' AND mode = '' THEN
             -- A transaction that is fenced by the lease may go on: nobody gets the lock before that has ended. The new
             -- epoch lets no other fence begin.
@@ -776,12 +742,12 @@ BEGIN
                 expires_at = lockstream.now_1() + lasts
                 WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1()
                 RETURNING k.waited INTO is_waited;
-            verdict := CASE WHEN found THEN 'held' ELSE 'not held' END;
+            answer.verdict := CASE WHEN found THEN 'held' ELSE 'not held' END;
         ELSIF letter = 'K' THEN
             SELECT k.waited INTO is_waited FROM lockstream.lock k WHERE k.key = name FOR NO KEY UPDATE;
             UPDATE lockstream.holder h SET expires_at = lockstream.now_1()
                 WHERE h.key = name AND h.owner = own AND h.expires_at > lockstream.now_1();
-            verdict := CASE WHEN found THEN 'held' ELSE 'not held' END;
+            answer.verdict := CASE WHEN found THEN 'held' ELSE 'not held' END;
             IF found THEN
                 -- The lease itself ends now, or with the transaction that is fenced by it.
                 UPDATE lockstream.lock k SET epoch = greatest(k.epoch + 1, lockstream.now_1()) WHERE k.key = name;
@@ -795,16 +761,16 @@ BEGIN
         ELSIF letter = 'V' THEN
             UPDATE lockstream.lock k SET epoch = greatest(k.epoch, places[i])
                 WHERE k.key = name AND k.owner = own AND k.expires_at > lockstream.now_1();
-            verdict := CASE WHEN found THEN 'raised' ELSE 'lost' END;
-            remaining := greatest(lockstream.now_1() - since, 0);
+            answer.verdict := CASE WHEN found THEN 'raised' ELSE 'lost' END;
+            answer.remaining := greatest(lockstream.now_1() - since, 0);
         ELSIF letter IN ('A', 'E', 'L') AND mode = '' AND quiet_until = 0 THEN
             -- The shortest way: the lock is free, and then nobody waits.
             UPDATE lockstream.lock k SET owner = own, epoch = greatest(k.epoch + 1, lockstream.now_1()),
                 expires_at = lockstream.now_1() + lasts
                 WHERE k.key = name AND k.owner IS NULL AND lockstream.now_1() <= of_use
-                RETURNING k.epoch, k.expires_at - lasts INTO epoch, at;
+                RETURNING k.epoch, k.expires_at - lasts INTO answer.epoch, answer.at;
             IF found THEN
-                verdict := 'won';
+                answer.verdict := 'won';
             END IF;
         ELSIF letter = 'R' AND mode = '' AND quiet_until = 0 THEN
             -- `op_1` does this, too, in twice as many statements: nobody waits, or the first ticket is an exclusive one.
@@ -819,52 +785,53 @@ BEGIN
                 END IF;
                 IF is_waited IS NOT NULL AND first.key IS NULL THEN
                     UPDATE lockstream.lock k SET owner = NULL, waited = false WHERE k.key = name;
-                    verdict := 'held';
+                    answer.verdict := 'held';
                 ELSIF first.ttl IS NOT NULL AND first.mode = ''
                     AND (first.line = own_line OR NOT pg_try_advisory_xact_lock_shared(first.line))
                 THEN
                     DELETE FROM lockstream.ticket t WHERE t.key = name AND t.score = first.score;
-                    at := lockstream.now_1();
+                    answer.at := lockstream.now_1();
                     UPDATE lockstream.lock k
-                        SET owner = first.owner, epoch = greatest(k.epoch + 1, at), expires_at = at + first.ttl
-                        WHERE k.key = name RETURNING k.epoch INTO epoch;
+                        SET owner = first.owner, epoch = greatest(k.epoch + 1, answer.at), expires_at = answer.at + first.ttl
+                        WHERE k.key = name RETURNING k.epoch INTO answer.epoch;
                     granted := granted + 1;
-                    notices := ARRAY[first.line::text, at::text, concat_ws(' ', CASE WHEN granted < per_call THEN '1' ELSE '2' END,
-                        first.owner, 'x', first.ttl, epoch, at, name)];
-                    verdict := 'held';
+                    answer.notices := ARRAY[first.line::text, answer.at::text, concat_ws(' ',
+                        CASE WHEN granted < per_call THEN '1' ELSE '2' END, first.owner, 'x', first.ttl, answer.epoch,
+                        answer.at, name)];
+                    answer.verdict := 'held';
                 END IF;
             END IF;
         END IF;
-        IF letter = 'K' AND verdict = 'held' AND is_waited THEN
+        IF letter = 'K' AND answer.verdict = 'held' AND is_waited THEN
             -- Its end has moved: the first in the queue is told to ask.
             SELECT * INTO live FROM lockstream.first_live_1(name, false, own_line, per_call);
             first := live.first;
             IF first.line IS NOT NULL THEN
-                notices := ARRAY[first.line::text, lockstream.now_1()::text, 'f ' || name];
+                answer.notices := ARRAY[first.line::text, lockstream.now_1()::text, 'f ' || name];
             END IF;
         END IF;
-        IF verdict IS NULL THEN
-            SELECT * INTO at, verdict, epoch, remaining, score, is_new, unserved, notices, cleared, holder, holds, others
-                FROM lockstream.op_1(
+        IF answer.verdict IS NULL THEN
+            SELECT * INTO live FROM lockstream.op_1(
                 letter, name, own, mode, lasts, mores[i], places[i], own_line, of_use, quiet_until,
                 greatest(1, per_call - granted), clears);
-            granted := granted + coalesce(array_length(notices, 1) / 3, 0);
-            clears := clears - cleared;
+            answer := live.answer;
+            clears := live.clears;
+            granted := granted + coalesce(array_length(answer.notices, 1) / 3, 0);
         END IF;
-        IF notices IS NOT NULL THEN
+        IF answer.notices IS NOT NULL THEN
             BEGIN
                 INSERT INTO lockstream.notice
-                    SELECT notices[n]::bigint, notices[n + 1]::bigint, notices[n + 2]
-                    FROM generate_series(1, array_length(notices, 1), 3) n ON CONFLICT DO NOTHING;
+                    SELECT answer.notices[n]::bigint, answer.notices[n + 1]::bigint, answer.notices[n + 2]
+                    FROM generate_series(1, array_length(answer.notices, 1), 3) n ON CONFLICT DO NOTHING;
             EXCEPTION WHEN OTHERS THEN
                 -- A full disk, say: a release needs no room. At 0 nothing is looked for.
-                FOR n IN 2 .. array_length(notices, 1) BY 3 LOOP
-                    notices[n] := '0';
+                FOR n IN 2 .. array_length(answer.notices, 1) BY 3 LOOP
+                    answer.notices[n] := '0';
                 END LOOP;
             END;
         END IF;
-        at := coalesce(at, lockstream.now_1());
-        RETURN NEXT;
+        answer.at := coalesce(answer.at, lockstream.now_1());
+        RETURN NEXT answer;
     END LOOP;
 END $$;
 
