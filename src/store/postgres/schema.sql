@@ -98,8 +98,9 @@ END $$;
 -- These tables may stand for others that were lost.
 SELECT lockstream.make_rows_1();
 
--- Whether a tenure may end: not while a transaction is fenced by it. `whose`: '' or a shared owner.
-CREATE FUNCTION lockstream.may_end_1(name text, whose text) RETURNS boolean
+-- Ends a tenure, and returns whether it may end: not while a transaction is fenced by it. `whose`: '' or a shared owner. The
+-- row of an exclusive lock is left to the caller.
+CREATE FUNCTION lockstream.end_1(name text, whose text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM 1 FROM lockstream.guard g WHERE g.key = name AND g.owner = whose FOR UPDATE SKIP LOCKED;
@@ -112,24 +113,13 @@ BEGIN
             RETURN false;
         END IF;
     END IF;
-    -- Stronger than the update that follows, so that a fence in a transaction with an older snapshot fails (40001).
     IF whose = '' THEN
+        -- Stronger than the update that follows, so that a fence in a transaction with an older snapshot fails (40001).
         PERFORM 1 FROM lockstream.lock l WHERE l.key = name FOR UPDATE;
     ELSE
-        PERFORM 1 FROM lockstream.holder h WHERE h.key = name AND h.owner = whose FOR UPDATE;
+        DELETE FROM lockstream.holder h WHERE h.key = name AND h.owner = whose;
+        DELETE FROM lockstream.guard g WHERE g.key = name AND g.owner = whose;
     END IF;
-    RETURN true;
-END $$;
-
--- Ends a shared lease, if it may end.
-CREATE FUNCTION lockstream.end_shared_1(name text, whose text) RETURNS boolean
-LANGUAGE plpgsql AS $$
-BEGIN
-    IF NOT lockstream.may_end_1(name, whose) THEN
-        RETURN false;
-    END IF;
-    DELETE FROM lockstream.holder h WHERE h.key = name AND h.owner = whose;
-    DELETE FROM lockstream.guard g WHERE g.key = name AND g.owner = whose;
     RETURN true;
 END $$;
 
@@ -178,9 +168,9 @@ CREATE TYPE lockstream.answer_1 AS (
 );
 
 -- A lock in the midst of an operation. `kind`: null if it is free, 'x' if nobody may join, 'r' if readers have it, 'p' if
--- permits have it, which take `taken` of it. `is_held`: whether the owner who asks has it, and `is_ending`: whether it has had
--- it, and a transaction is still fenced by that lease. `ended`: leases that are over. `most`: how many more tickets may be
--- served (M4), and `clears`: how many more that are dead may be deleted (G3); `unserved`: whether more may fit.
+-- permits have it, which take `taken` of it. `is_held`: whether the owner who asks has it, and `is_ending`: whether it has
+-- had it, and a transaction is still fenced by that lease. `ended`: leases that are over. `most`: how many more tickets may
+-- be served (M4), and `clears`: how many more that are dead may be deleted (G3); `unserved`: whether more may fit.
 -- `is_in_the_way`: whether a ticket that does not fit was found.
 CREATE TYPE lockstream.open_lock_1 AS (
     name text,
@@ -502,7 +492,7 @@ BEGIN
 
     -- What is over ends, unless a transaction is fenced by it.
     IF l.owner <> '' AND l.expires_at <= answer.at THEN
-        IF lockstream.may_end_1(name, '') THEN
+        IF lockstream.end_1(name, '') THEN
             l.owner := NULL;
         END IF;
     ELSIF l.owner = '' THEN
@@ -510,7 +500,7 @@ BEGIN
             IF clears <= 0 THEN
                 answer.verdict := 'more';
                 RETURN;
-            ELSIF lockstream.end_shared_1(name, h.owner) THEN
+            ELSIF lockstream.end_1(name, h.owner) THEN
                 clears := clears - 1;
             END IF;
         END LOOP;
@@ -537,9 +527,7 @@ BEGIN
             answer.verdict := 'not old';
         ELSIF answer.at > of_use THEN
             answer.verdict := 'stale';
-        ELSIF NOT o.is_held AND NOT (CASE mode WHEN '' THEN lockstream.may_end_1(name, '')
-            ELSE lockstream.end_shared_1(name, more) END)
-        THEN
+        ELSIF NOT (o.is_held OR lockstream.end_1(name, CASE mode WHEN '' THEN '' ELSE more END)) THEN
             answer.verdict := 'again';
         ELSE
             o.taken := CASE WHEN o.is_held THEN o.taken ELSE o.taken - coalesce(h.weight, 0) END;
@@ -571,28 +559,18 @@ BEGIN
             o.is_held := o.is_held AND letter <> 'S';
             answer.verdict := CASE WHEN o.is_held THEN 'held'
                 WHEN o.is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
-            IF o.is_held AND mode = '' THEN
-                IF lockstream.may_end_1(name, '') THEN
+            IF o.is_held AND lockstream.end_1(name, CASE mode WHEN '' THEN '' ELSE own END) THEN
+                SELECT CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(min(kind)) END, coalesce(sum(weight), 0)
+                    INTO o.kind, o.taken FROM lockstream.holder WHERE key = name;
+                IF o.taken = 0 THEN
                     o.owner := NULL;
                     o.kind := NULL;
-                ELSE
-                    -- No fence begins from now on.
-                    o.expires_at := answer.at;
-                    answer.verdict := 'again';
                 END IF;
             ELSIF o.is_held THEN
-                IF lockstream.end_shared_1(name, own) THEN
-                    SELECT CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(min(kind)) END,
-                        coalesce(sum(weight), 0)
-                        INTO o.kind, o.taken FROM lockstream.holder WHERE key = name;
-                    IF o.taken = 0 THEN
-                        o.owner := NULL;
-                        o.kind := NULL;
-                    END IF;
-                ELSE
-                    UPDATE lockstream.holder d SET expires_at = answer.at WHERE d.key = name AND d.owner = own;
-                    answer.verdict := 'again';
-                END IF;
+                -- No fence begins from now on.
+                UPDATE lockstream.holder d SET expires_at = answer.at WHERE d.key = name AND d.owner = own;
+                o.expires_at := answer.at;
+                answer.verdict := 'again';
             END IF;
         END IF;
         IF o.owner IS NULL AND o.is_quiet THEN
@@ -756,7 +734,7 @@ BEGIN
                     FROM lockstream.holder h LEFT JOIN lockstream.lock k ON k.key = h.key
                     WHERE h.key = name AND h.owner = own;
                 INSERT INTO lockstream.guard VALUES (name, mores[i]) ON CONFLICT DO NOTHING;
-                PERFORM lockstream.end_shared_1(name, own);
+                PERFORM lockstream.end_1(name, own);
             END IF;
         ELSIF letter = 'V' THEN
             UPDATE lockstream.lock k SET epoch = greatest(k.epoch, places[i])
@@ -1013,10 +991,10 @@ BEGIN
             has_begun := true;
             pass.after := l.key;
             CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.ticket t WHERE t.key = l.key);
-            PERFORM lockstream.end_shared_1(h.key, h.owner) FROM lockstream.holder h
+            PERFORM lockstream.end_1(h.key, h.owner) FROM lockstream.holder h
                 WHERE l.owner = '' AND h.key = l.key AND h.expires_at <= before;
             CONTINUE WHEN EXISTS (SELECT 1 FROM lockstream.holder h WHERE h.key = l.key);
-            CONTINUE WHEN NOT lockstream.may_end_1(l.key, '');
+            CONTINUE WHEN NOT lockstream.end_1(l.key, '');
             highest := greatest(highest, l.epoch);
             DELETE FROM lockstream.guard g WHERE g.key = l.key AND g.owner = '';
             DELETE FROM lockstream.lock k WHERE k.key = l.key;
