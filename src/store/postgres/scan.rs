@@ -66,8 +66,9 @@ impl Pass {
                 .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
             read.collect::<Result<Vec<(String, bool)>, Error>>()
         };
+        let found = self.connection.get(asking).await?;
         let (prefix, mut keys) = (names.lock(""), Vec::new());
-        for (name, in_use) in self.connection.get(asking).await? {
+        for (name, in_use) in found {
             // Rows of others may have any name.
             if in_use
                 && let Some(key) = name.strip_prefix(&prefix)
