@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring::default_provider;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -128,23 +128,22 @@ impl Tls {
         let config = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?;
-        let config = if self.verify == Verify::Nothing {
-            config
+        let algorithms = provider.signature_verification_algorithms;
+        let roots = match (self.verify, &self.roots) {
+            (Verify::Nothing, _) => None,
+            (_, Some(roots)) => Some(roots.clone()),
+            (_, None) => Some(tokio::task::spawn_blocking(system_roots).await??),
+        };
+        let checks = |roots| WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+        let verifier = roots.map(checks).transpose().map_err(io::Error::other)?;
+        let config = match (self.verify, verifier) {
+            (Verify::Full, Some(verifier)) => config.with_webpki_verifier(verifier),
+            (_, verifier) => config
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Lenient(Err(provider))))
-        } else {
-            let roots = match &self.roots {
-                Some(roots) => roots.clone(),
-                None => tokio::task::spawn_blocking(system_roots).await??,
-            };
-            let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
-            let verifier = verifier.map_err(io::Error::other)?;
-            match self.verify {
-                Verify::Chain => config
-                    .dangerous()
-                    .with_custom_certificate_verifier(Arc::new(Lenient(Ok(verifier)))),
-                _ => config.with_webpki_verifier(verifier),
-            }
+                .with_custom_certificate_verifier(Arc::new(Lenient {
+                    verifier,
+                    algorithms,
+                })),
         };
         let config = match &self.client {
             Some(client) => config.with_client_cert_resolver(client.clone()),
@@ -157,7 +156,10 @@ impl Tls {
 /// Checks who signed the certificate, and no name; or, without a verifier, nothing but that the server has the key of
 /// its certificate.
 #[derive(Debug)]
-struct Lenient(Result<Arc<WebPkiServerVerifier>, Arc<CryptoProvider>>);
+struct Lenient {
+    verifier: Option<Arc<WebPkiServerVerifier>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
 
 impl ServerCertVerifier for Lenient {
     fn verify_server_cert(
@@ -168,7 +170,7 @@ impl ServerCertVerifier for Lenient {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let Ok(verifier) = &self.0 else {
+        let Some(verifier) = &self.verifier else {
             return Ok(ServerCertVerified::assertion());
         };
         // The name is checked last.
@@ -186,13 +188,7 @@ impl ServerCertVerifier for Lenient {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        match &self.0 {
-            Ok(verifier) => verifier.verify_tls12_signature(message, certificate, signed),
-            Err(provider) => {
-                let algorithms = &provider.signature_verification_algorithms;
-                verify_tls12_signature(message, certificate, signed, algorithms)
-            }
-        }
+        verify_tls12_signature(message, certificate, signed, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -201,22 +197,11 @@ impl ServerCertVerifier for Lenient {
         certificate: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        match &self.0 {
-            Ok(verifier) => verifier.verify_tls13_signature(message, certificate, signed),
-            Err(provider) => {
-                let algorithms = &provider.signature_verification_algorithms;
-                verify_tls13_signature(message, certificate, signed, algorithms)
-            }
-        }
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        match &self.0 {
-            Ok(verifier) => verifier.supported_verify_schemes(),
-            Err(provider) => provider
-                .signature_verification_algorithms
-                .supported_schemes(),
-        }
+        self.algorithms.supported_schemes()
     }
 }
 
