@@ -73,7 +73,6 @@ pub(in crate::store) struct Pace {
 
 impl Pace {
     /// Always after the same time.
-    #[cfg(feature = "redis")]
     pub(in crate::store) fn regular(pause: Duration) -> Self {
         Self {
             set_ups: SetUps::default(),
@@ -83,7 +82,6 @@ impl Pace {
     }
 
     /// Of different servers, any of which may answer.
-    #[cfg(feature = "redis")]
     pub(in crate::store) fn of_servers(set_ups: &SetUps, early: Duration, late: Duration) -> Self {
         Self {
             set_ups: set_ups.clone(),

@@ -119,7 +119,6 @@ pub(crate) const PING: Op = Op::Verify {
 
 impl Op {
     /// Its name in the scripts and functions of servers.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn letter(&self) -> u8 {
         match self {
             Self::Attempt { .. } => b'A',
@@ -329,14 +328,7 @@ impl StoreEvent {
 
     /// Whether it is about one key alone.
     pub(crate) fn is_of_a_key(&self) -> bool {
-        matches!(
-            self,
-            Self::Replied { .. }
-                | Self::Granted { .. }
-                | Self::Unconfirmed { .. }
-                | Self::Freed { .. }
-                | Self::Unserved { .. }
-        )
+        !matches!(self, Self::Up { .. } | Self::Down { .. })
     }
 }
 

@@ -2,11 +2,9 @@
 
 use std::fmt;
 
-#[cfg(feature = "postgres")]
 use tokio::sync::watch;
 
 /// The newest credentials: each new connection looks at them.
-#[cfg(feature = "postgres")]
 pub(in crate::store) type Newest = watch::Receiver<Credentials>;
 
 /// User and password at a server. Its `Debug` hides the password.
@@ -34,7 +32,6 @@ impl Credentials {
         Self { user, password }
     }
 
-    #[cfg(feature = "postgres")]
     pub(in crate::store) fn user(&self) -> &str {
         &self.user
     }

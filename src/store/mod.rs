@@ -7,24 +7,21 @@
 //! | `PostgresStore` | processes that share a PostgreSQL database; its transactions can be fenced |
 //! | [`QuorumStore`] | processes that share several servers, some of which may be down |
 
-#[cfg(any(feature = "redis", feature = "postgres"))]
-#[cfg_attr(
-    not(feature = "redis"),
-    allow(dead_code, reason = "not every kind of server needs all of it")
-)]
-mod attempts;
-pub(crate) mod contract;
-#[cfg(any(feature = "redis", feature = "postgres"))]
-mod credentials;
-#[cfg(any(feature = "redis", feature = "postgres"))]
-#[cfg_attr(
-    not(all(feature = "redis", feature = "postgres")),
+#![cfg_attr(
+    not(all(feature = "redis", feature = "postgres", feature = "tls-rustls")),
     allow(
         dead_code,
         unused_imports,
         reason = "not every kind of server needs all of it"
     )
 )]
+
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod attempts;
+pub(crate) mod contract;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod credentials;
+#[cfg(any(feature = "redis", feature = "postgres"))]
 mod driver;
 #[cfg(all(test, any(feature = "redis", feature = "postgres")))]
 #[path = "../../tests/support/hearing.rs"]
@@ -46,16 +43,8 @@ mod submitted;
 #[path = "../../tests/support/mod.rs"]
 mod support;
 #[cfg(all(feature = "tls-rustls", any(feature = "redis", feature = "postgres")))]
-#[cfg_attr(
-    not(feature = "postgres"),
-    allow(dead_code, reason = "not every kind of server needs all of it")
-)]
 mod tls;
 #[cfg(any(feature = "redis", feature = "postgres"))]
-#[cfg_attr(
-    not(all(feature = "redis", feature = "postgres", feature = "tls-rustls")),
-    allow(dead_code, reason = "not every kind of server needs all of it")
-)]
 mod url;
 
 use std::fmt::Debug;

@@ -49,7 +49,6 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    #[cfg(any(feature = "redis", test))]
     pub(crate) const USUAL: Self = Self {
         requests: 64,
         calls: 256,

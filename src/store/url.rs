@@ -68,7 +68,6 @@ impl UrlOptions {
     }
 
     /// Takes the option if it has this value.
-    #[cfg(all(feature = "postgres", feature = "tls-rustls"))]
     pub(in crate::store) fn take_if(&mut self, name: &str, value: &str) -> bool {
         let is_it =
             |(its_name, its_value): &mut (String, String)| its_name == name && its_value == value;
@@ -183,7 +182,6 @@ fn is_near(one: &str, other: &str) -> bool {
 }
 
 /// Names of the file with the authorities that are trusted: ours, libpq's, redis-py's, sqlx's.
-#[cfg(feature = "tls-rustls")]
 const CA_FILE: &[&str] = &[
     "ca_file",
     "sslrootcert",
@@ -191,15 +189,12 @@ const CA_FILE: &[&str] = &[
     "ssl-root-cert",
     "ssl-ca",
 ];
-#[cfg(feature = "tls-rustls")]
 const CERT_FILE: &[&str] = &["cert_file", "sslcert", "ssl_certfile", "ssl-cert"];
-#[cfg(feature = "tls-rustls")]
 const KEY_FILE: &[&str] = &["key_file", "sslkey", "ssl_keyfile", "ssl-key"];
 
 /// The switch that turns the verification of servers off.
 pub(in crate::store) const DANGER: &str = "danger_accept_invalid_certificates";
 
-#[cfg(feature = "tls-rustls")]
 fn read(name: &str, path: &str) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{name}={path:?}: {error}"))
 }
