@@ -5,14 +5,11 @@
 //! something has, it is at work, and a server that is slow must not get more work for that reason: the next attempt begins
 //! much later, for a proxy that accepts a connection and forgets it.
 
-use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Poll, ready};
 use std::time::Duration;
 
-use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, select, select_all};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
@@ -146,15 +143,13 @@ pub(in crate::store) async fn first_success<T, E>(
     pace: Pace,
     until: Instant,
 ) -> Result<T, Failed<E>> {
-    let mut running: Vec<BoxFuture<'_, Result<T, E>>> = Vec::new();
+    let mut running = Vec::new();
     let mut errors = Vec::new();
     loop {
         let next = attempts.next();
         if next.is_none() && running.is_empty() {
-            return Err(Failed {
-                errors,
-                is_late: false,
-            });
+            let is_late = false;
+            return Err(Failed { errors, is_late });
         }
         let (began, may_follow) = (Instant::now(), next.is_some());
         let due = || match pace.pause() {
@@ -163,34 +158,22 @@ pub(in crate::store) async fn first_success<T, E>(
         };
         running.extend(next);
         let mut pause = pin!(sleep_until(due()));
-        let known = errors.len();
-        // All are polled each time: their timers and sockets may have to move to another runtime.
-        let success = poll_fn(|cx| {
-            let mut at = 0;
-            while at < running.len() {
-                match running[at].poll_unpin(cx) {
-                    Poll::Ready(Ok(success)) => return Poll::Ready(Some(success)),
-                    Poll::Ready(Err(error)) => {
-                        errors.push(error);
-                        drop(running.remove(at));
-                    }
-                    Poll::Pending => at += 1,
+        loop {
+            // All are polled each time: their timers and sockets may have to move to another runtime.
+            match select(select_all(running), pause.as_mut()).await {
+                Either::Left(((Ok(success), ..), _)) => return Ok(success),
+                Either::Left(((Err(error), _, others), _)) => {
+                    errors.push(error);
+                    running = others;
+                    break;
                 }
+                Either::Right(((), all)) => running = all.into_inner(),
             }
-            if errors.len() > known {
-                return Poll::Ready(None);
+            // Something may have been accepted since.
+            if due() <= Instant::now() {
+                break;
             }
-            loop {
-                ready!(pause.as_mut().poll(cx));
-                // Something may have been accepted since.
-                if due() <= Instant::now() {
-                    return Poll::Ready(None);
-                }
-                pause.as_mut().reset(due());
-            }
-        });
-        if let Some(success) = success.await {
-            return Ok(success);
+            pause.as_mut().reset(due());
         }
         if Instant::now() >= until {
             let is_late = !running.is_empty();
@@ -203,6 +186,7 @@ pub(in crate::store) async fn first_success<T, E>(
 mod tests {
     use std::cell::RefCell;
 
+    use futures::FutureExt;
     use tokio::time::sleep;
 
     use super::*;
