@@ -4,7 +4,8 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+
+use foldhash::fast::FixedState;
 
 /// Requests of one priority may share a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,7 +76,7 @@ pub(crate) struct SendWindow<R: Sendable> {
     /// The groups of each priority with waiting requests: they take turns.
     turns: [VecDeque<u16>; Priority::ALL.len()],
     /// The lines with a change that is waiting or in flight, and the changes that wait behind it.
-    changing: HashMap<u64, VecDeque<R>, BuildHasherDefault<AsItIs>>,
+    changing: HashMap<u64, VecDeque<R>, FixedState>,
     /// The oldest first: answers come in the order of the calls.
     in_flight: VecDeque<Call<R>>,
     /// Whether the last call renewed: then one of something else goes first, or renewals that never end would leave room
@@ -227,27 +228,9 @@ impl<R: Sendable> SendWindow<R> {
     }
 }
 
-/// The hash of a number that is a hash already.
-#[derive(Debug, Default)]
-struct AsItIs(u64);
-
-impl Hasher for AsItIs {
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number;
-    }
-
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("a line is a number");
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::hash::{DefaultHasher, Hash};
+    use std::hash::{DefaultHasher, Hash, Hasher};
 
     use super::*;
 
