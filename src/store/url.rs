@@ -144,14 +144,16 @@ impl UrlOptions {
         Ok(tls)
     }
 
-    /// Refuses what is left. `instead`: names, and what to write in their place.
-    pub(in crate::store) fn finish(self, instead: &[(&str, &str)]) -> Result<(), String> {
+    /// Refuses what is left. `instead`: what to write in place of a name.
+    pub(in crate::store) fn finish(
+        self,
+        instead: impl Fn(&str) -> Option<&'static str>,
+    ) -> Result<(), String> {
         let Some((name, _)) = self.left.first() else {
             return Ok(());
         };
-        let advice = instead.iter().find(|(it, _)| it == name);
-        Err(match advice {
-            Some((_, advice)) => format!("the option {name} is not supported: {advice}"),
+        Err(match instead(name) {
+            Some(advice) => format!("the option {name} is not supported: {advice}"),
             None => {
                 let meant = self.known.iter().find(|known| is_near(known, name));
                 let meant = meant.map_or_else(String::new, |meant| format!("is {meant} meant? "));
@@ -239,7 +241,9 @@ mod tests {
         assert_eq!(registry.name.as_deref(), Some("web-1"));
         let time = options.take_time(&["connect_timeout"]);
         assert_eq!(time, Ok(Some(Duration::from_millis(2500))));
-        let refused = options.finish(&[("x", "write y")]).unwrap_err();
+        let refused = options
+            .finish(|name| (name == "x").then_some("write y"))
+            .unwrap_err();
         assert_eq!(refused, "the option x is not supported: write y");
     }
 
@@ -265,7 +269,7 @@ mod tests {
             let meant = meant.map_or_else(String::new, |meant| format!("is {meant} meant? "));
             let told =
                 format!("unknown option {said} ({meant}docs/urls.md lists those that there are)");
-            assert_eq!(options.finish(&[]), Err(told));
+            assert_eq!(options.finish(|_| None), Err(told));
         }
     }
 
@@ -283,7 +287,7 @@ mod tests {
             let read = UrlOptions::parse(query).and_then(|mut options| {
                 options.take_registry()?;
                 options.take_switch(&["sw"])?;
-                options.finish(&[])
+                options.finish(|_| None)
             });
             let error = read.unwrap_err();
             assert!(!error.contains("w0rd"), "{error}");

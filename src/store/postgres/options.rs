@@ -365,7 +365,9 @@ autosave stringtype binaryTransfer defaultRowFetchSize reWriteBatchedInserts: it
 
 /// Refuses what is left, and says what to write in its place.
 pub(super) fn finish(options: UrlOptions) -> Result<(), String> {
-    let lines = INSTEAD.lines().filter_map(|line| line.split_once(": "));
-    let instead = lines.flat_map(|(names, advice)| names.split(' ').map(move |it| (it, advice)));
-    options.finish(&instead.collect::<Vec<_>>())
+    options.finish(|name| {
+        let mut lines = INSTEAD.lines().filter_map(|line| line.split_once(": "));
+        let of_name = |(names, _): &(&str, _)| names.split(' ').any(|it| it == name);
+        Some(lines.find(of_name)?.1)
+    })
 }

@@ -21,7 +21,7 @@ use super::credentials::{Renewal, Source};
 use super::fault::{ErrorReply, Fault, SILENT};
 use super::link::Link;
 use super::login;
-use super::options::{EXPECTED, INSTEAD, scheme_fault, settings};
+use super::options::{EXPECTED, instead, scheme_fault, settings};
 use super::stream::Opener;
 use crate::roaming::time::timeout;
 use crate::store::attempts::{Pace, SetUps, first_success};
@@ -143,7 +143,7 @@ impl Endpoint {
                 endpoint.secure(&Arc::new(tls))?;
             }
         }
-        options.finish(INSTEAD).map_err(Fault::url)?;
+        options.finish(instead).map_err(Fault::url)?;
         Ok(endpoint)
     }
 

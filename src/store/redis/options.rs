@@ -8,81 +8,50 @@ use crate::store::url::UrlOptions;
 pub(super) const EXPECTED: &str = "redis://[[user:]password@]host[:port][/db], redis+cluster://host:port,host:port/, \
      redis+sentinel://host,host/service or unix:///path[?db=&user=&pass=]";
 
-/// Options of other libraries, and what to write in their place.
-pub(super) const INSTEAD: &[(&str, &str)] = &[
-    ("ssl_cert_reqs", VERIFY_INSTEAD),
-    ("ssl_check_hostname", VERIFY_INSTEAD),
-    ("verifyPeer", VERIFY_INSTEAD),
-    ("sslmode", SSLMODE_INSTEAD),
-    ("ssl-mode", SSLMODE_INSTEAD),
-    ("ssl_mode", SSLMODE_INSTEAD),
-    ("ssl", "write rediss:// for TLS"),
-    ("tls", "write rediss:// for TLS"),
-    (
-        "timeout",
-        "write response_timeout=, connect_timeout=, or both",
-    ),
-    ("socket_timeout", "write response_timeout="),
-    ("read_timeout", "write response_timeout="),
-    ("write_timeout", "write response_timeout="),
-    ("socket_connect_timeout", "write connect_timeout="),
-    ("dial_timeout", "write connect_timeout="),
-    ("connectTimeout", "write connect_timeout="),
-    ("client_name", "write name="),
-    ("clientName", "write name="),
-    ("key_prefix", "write prefix="),
-    ("keyPrefix", "write prefix="),
-    ("master_name", SENTINEL_INSTEAD),
-    ("sentinelMasterId", SENTINEL_INSTEAD),
-    ("max_connections", ONE_CONNECTION),
-    ("pool_size", ONE_CONNECTION),
-    ("maxPoolSize", ONE_CONNECTION),
-    ("min_idle_conns", ONE_CONNECTION),
-    (
-        "health_check_interval",
-        "leave it out, since a broken connection is noticed and made again",
-    ),
-    (
-        "retry_on_timeout",
-        "leave it out, since a broken connection is noticed and made again",
-    ),
-    (
-        "max_retries",
-        "leave it out, since a broken connection is noticed and made again",
-    ),
-    ("decode_responses", "leave it out, it has no meaning here"),
-    ("encoding", "leave it out, it has no meaning here"),
-    ("virtual_host", "leave it out, it has no meaning here"),
-];
+/// What to write in place of an option of another library.
+pub(super) fn instead(option: &str) -> Option<&'static str> {
+    Some(match option {
+        "ssl_cert_reqs" | "ssl_check_hostname" | "verifyPeer" => {
+            "certificates are checked, unless danger_accept_invalid_certificates=true; ca_file= names the authorities \
+             that are trusted"
+        }
+        "sslmode" | "ssl-mode" | "ssl_mode" => {
+            "write rediss:// for TLS, and redis:// for none; certificates are checked, unless \
+             danger_accept_invalid_certificates=true"
+        }
+        "ssl" | "tls" => "write rediss:// for TLS",
+        "timeout" => "write response_timeout=, connect_timeout=, or both",
+        "socket_timeout" | "read_timeout" | "write_timeout" => "write response_timeout=",
+        "socket_connect_timeout" | "dial_timeout" | "connectTimeout" => "write connect_timeout=",
+        "client_name" | "clientName" => "write name=",
+        "key_prefix" | "keyPrefix" => "write prefix=",
+        "master_name" | "sentinelMasterId" => "write redis+sentinel://host,host/service",
+        "max_connections" | "pool_size" | "maxPoolSize" | "min_idle_conns" => {
+            "leave it out, since a registry has one connection to each server"
+        }
+        "health_check_interval" | "retry_on_timeout" | "max_retries" => {
+            "leave it out, since a broken connection is noticed and made again"
+        }
+        "decode_responses" | "encoding" | "virtual_host" => "leave it out, it has no meaning here",
+        _ => return None,
+    })
+}
 
-const VERIFY_INSTEAD: &str = "certificates are checked, unless danger_accept_invalid_certificates=true; ca_file= names \
-     the authorities that are trusted";
-const SSLMODE_INSTEAD: &str = "write rediss:// for TLS, and redis:// for none; certificates are checked, unless \
-     danger_accept_invalid_certificates=true";
-const SENTINEL_INSTEAD: &str = "write redis+sentinel://host,host/service";
-const ONE_CONNECTION: &str = "leave it out, since a registry has one connection to each server";
-
-/// Schemes of other libraries, and what to write in their place.
-const SCHEMES: &[(&str, &str)] = &[
-    ("tcp", "redis://host:port"),
-    ("http", "redis://host:port"),
-    ("https", "rediss://host:port"),
-    ("redis-sentinel", "redis+sentinel://host,host/service"),
-    ("rediss-sentinel", "rediss+sentinel://host,host/service"),
-    ("sentinel", "redis+sentinel://host,host/service"),
-    ("redis-cluster", "redis+cluster://host:port,host:port/"),
-    ("rediss-cluster", "rediss+cluster://host:port,host:port/"),
-    ("redis-socket", "unix:///path"),
-    ("jdbc", "postgres://host/database"),
-    (
-        "postgres",
-        "such urls to the store for PostgreSQL (feature `postgres`)",
-    ),
-    (
-        "postgresql",
-        "such urls to the store for PostgreSQL (feature `postgres`)",
-    ),
-];
+/// What to write in place of a scheme of another library.
+fn instead_of_scheme(scheme: &str) -> Option<&'static str> {
+    Some(match scheme {
+        "tcp" | "http" => "redis://host:port",
+        "https" => "rediss://host:port",
+        "redis-sentinel" | "sentinel" => "redis+sentinel://host,host/service",
+        "rediss-sentinel" => "rediss+sentinel://host,host/service",
+        "redis-cluster" => "redis+cluster://host:port,host:port/",
+        "rediss-cluster" => "rediss+cluster://host:port,host:port/",
+        "redis-socket" => "unix:///path",
+        "jdbc" => "postgres://host/database",
+        "postgres" | "postgresql" => "such urls to the store for PostgreSQL (feature `postgres`)",
+        _ => return None,
+    })
+}
 
 /// User, password and database, in the place that urls have for them or among the options.
 pub(super) fn settings(
@@ -132,7 +101,7 @@ pub(super) fn scheme_fault(url: &str, scheme: &str) -> Option<String> {
             false => format!("it has no scheme; expected {EXPECTED}{others}"),
         });
     }
-    if let Some((_, instead)) = SCHEMES.iter().find(|(it, _)| *it == scheme) {
+    if let Some(instead) = instead_of_scheme(scheme) {
         return Some(format!("{scheme}:// is not taken: write {instead}"));
     }
     let missing = match scheme {
