@@ -2,18 +2,19 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::stream::{self, BoxStream};
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, future};
 use redis::{Cmd, RedisConnectionInfo, cmd};
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
+#[cfg(feature = "redis-1")]
+use tokio::{sync::mpsc, task::JoinSet};
 
 use super::fault::Fault;
 use crate::base::once_a_minute::OnceAMinute;
 use crate::base::user_code::log;
+#[cfg(feature = "redis-1")]
 use crate::roaming::runtime;
 use crate::roaming::time::{sleep, timeout};
 use crate::store::credentials::Credentials;
@@ -42,6 +43,9 @@ type Newest = BoxStream<'static, Result<Credentials, String>>;
 #[derive(Clone)]
 pub(super) struct Source(Arc<dyn Fn() -> Newest + Send + Sync>);
 
+/// The commands that authenticate a connection anew, whenever there are new credentials.
+pub(super) type Logins = BoxStream<'static, Cmd>;
+
 /// What follows the credentials that a connection was opened with.
 pub(super) struct Newer(Newest);
 
@@ -66,7 +70,7 @@ impl Source {
             // Its timers and sockets stay where they are made. So it runs on the runtime that the user knows, in a task.
             let (sender, newest) = mpsc::channel(1);
             let provider = provider.clone();
-            let task = spawn(async move {
+            let providing = async move {
                 let mut credentials = provider.subscribe();
                 while let Some(next) = credentials.next().await {
                     let next = next.map(|it| Credentials::new(it.username(), it.password()));
@@ -78,7 +82,12 @@ impl Source {
                         return;
                     }
                 }
-            });
+            };
+            let mut task = JoinSet::new();
+            match runtime() {
+                Some(runtime) => task.spawn_on(providing, &runtime),
+                None => task.spawn(providing),
+            };
             stream::unfold((newest, task), async |(mut newest, mut task)| {
                 let next = newest.recv().await;
                 if next.is_none()
@@ -138,68 +147,33 @@ impl Newer {
         })
     }
 
-    /// Hands on whatever new credentials there are. Ends when none will follow, or nobody takes them.
-    async fn hand_to(mut self, newest: mpsc::Sender<Credentials>, address: Address) {
+    /// The commands that authenticate with the credentials that follow.
+    ///
+    /// If they are refused, the connection goes on as the user that it is. If the server ends it, the next one is opened
+    /// with the credentials that are the newest then.
+    pub(super) fn logins(self, address: Address) -> Logins {
         let mut told = OnceAMinute::default();
-        while let Some(next) = self.next().await {
-            match next {
-                Ok(credentials) => {
-                    told = OnceAMinute::default();
-                    if newest.send(credentials).await.is_err() {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    let address = &*address;
-                    if told.is_news(&error) {
-                        log!(warn, address, error, "no new credentials");
-                    } else {
-                        log!(debug, address, error, "no new credentials");
-                    }
-                }
-            }
+        let look = async |mut newer: Self| {
             sleep(PAUSE).await;
-        }
+            Some((newer.next().await?, newer))
+        };
+        let logins = stream::unfold(self, look).filter_map(move |next| {
+            let (address, mut login) = (&*address, None);
+            match next {
+                Ok(newest) => {
+                    told = OnceAMinute::default();
+                    let (user, password) = (newest.user_or_default(), newest.password());
+                    login = Some(cmd("AUTH").arg(user).arg(password).take());
+                }
+                Err(error) if told.is_news(&error) => {
+                    log!(warn, address, error, "no new credentials");
+                }
+                Err(error) => log!(debug, address, error, "no new credentials"),
+            }
+            future::ready(login)
+        });
+        logins.boxed()
     }
-}
-
-/// The new credentials of a connection. Their provider is the user's code, and has a task of its own.
-///
-/// If they are refused, the connection goes on as the user that it is. If the server ends it, the next one is opened with
-/// the credentials that are the newest then.
-pub(super) struct Renewal {
-    newest: mpsc::Receiver<Credentials>,
-    _provider: JoinSet<()>,
-}
-
-impl Renewal {
-    pub(super) fn new(newer: Newer, address: Address) -> Self {
-        let (sender, newest) = mpsc::channel(1);
-        Self {
-            newest,
-            _provider: spawn(newer.hand_to(sender, address)),
-        }
-    }
-
-    /// The command that authenticates with the next credentials. `None`: none will follow.
-    pub(super) fn poll_login(&mut self, cx: &mut Context<'_>) -> Poll<Option<Cmd>> {
-        let newest = self.newest.poll_recv(cx);
-        newest.map(|newest| {
-            let newest = newest?;
-            let (user, password) = (newest.user_or_default(), newest.password());
-            Some(cmd("AUTH").arg(user).arg(password).take())
-        })
-    }
-}
-
-/// A task of its own on the runtime of the present one, also while that is busy. It ends when this is dropped.
-fn spawn(task: impl Future<Output = ()> + Send + 'static) -> JoinSet<()> {
-    let mut tasks = JoinSet::new();
-    match runtime() {
-        Some(runtime) => tasks.spawn_on(task, &runtime),
-        None => tasks.spawn(task),
-    };
-    tasks
 }
 
 #[cfg(test)]
@@ -293,7 +267,8 @@ mod tests {
             Err("no file".to_owned())
         });
         let newer = Newer(endless.take(MANY).boxed());
-        let _renewal = Renewal::new(newer, Address::from("a:1"));
+        let mut logins = newer.logins(Address::from("a:1"));
+        tokio::spawn(async move { logins.next().await });
         tokio::time::sleep(PAUSE * 3).await;
         let asked = asked.load(Ordering::Relaxed);
         assert!((2..=5 * (AT_ONCE + 1)).contains(&asked), "{asked}");
@@ -305,7 +280,8 @@ mod tests {
         let log = Log::default();
         let _hearing = log.hear(tracing::Level::WARN);
         let endless = stream::repeat_with(|| Err("no file".to_owned()));
-        let _renewal = Renewal::new(Newer(endless.boxed()), Address::from("a:1"));
+        let mut logins = Newer(endless.boxed()).logins(Address::from("a:1"));
+        tokio::spawn(async move { logins.next().await });
         tokio::time::sleep(Duration::from_secs(150)).await;
         let told = log.take();
         assert_eq!(told.len(), 3, "{told:?}");

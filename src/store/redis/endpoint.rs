@@ -17,7 +17,7 @@ use redis::{
 use tokio::net::lookup_host;
 use tokio::time::Instant;
 
-use super::credentials::{Renewal, Source};
+use super::credentials::Source;
 use super::fault::{ErrorReply, Fault, SILENT};
 use super::link::Link;
 use super::login;
@@ -357,7 +357,7 @@ impl Endpoint {
         });
         let mut link = opened.map_err(|source| self.fault(source, newer.is_some()))?;
         if let Some(newer) = newer {
-            link.follow(Renewal::new(newer, self.address.clone()));
+            link.follow(newer.logins(self.address.clone()));
         }
         if !self.must_be_primary {
             return Ok(link);

@@ -7,11 +7,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures::StreamExt;
 use redis::{Arg, Cmd, PushInfo, PushKind, Value, cmd};
 use tokio::io::ReadBuf;
 use tokio::time::Instant;
 
-use super::credentials::Renewal;
+use super::credentials::Logins;
 use super::fault::{ErrorReply, Fault};
 use super::incoming::Incoming;
 use super::stream::Stream;
@@ -55,7 +56,7 @@ pub(super) struct Link<T = ()> {
     pushed: VecDeque<PushInfo>,
     /// At the latest when the oldest request is overdue.
     alarm: Pin<Box<Sleep>>,
-    renewal: Option<Renewal>,
+    logins: Option<Logins>,
     /// Until it is ready for calls.
     set_up: Option<SetUp>,
 }
@@ -103,7 +104,7 @@ impl<T> Link<T> {
             has_unsubscribed: false,
             pushed: VecDeque::new(),
             alarm: Box::pin(sleep_until(Instant::now() + within)),
-            renewal: None,
+            logins: None,
             set_up,
         }
     }
@@ -116,8 +117,8 @@ impl<T> Link<T> {
     }
 
     /// Authenticates anew whenever there are new credentials.
-    pub(super) fn follow(&mut self, renewal: Renewal) {
-        self.renewal = Some(renewal);
+    pub(super) fn follow(&mut self, logins: Logins) {
+        self.logins = Some(logins);
     }
 
     /// Sends a request. It is written when the link is polled next.
@@ -265,12 +266,12 @@ impl<T> Link<T> {
     }
 
     fn log_in_anew(&mut self, cx: &mut Context<'_>) {
-        while let Some(renewal) = &mut self.renewal
-            && let Poll::Ready(login) = renewal.poll_login(cx)
+        while let Some(logins) = &mut self.logins
+            && let Poll::Ready(login) = logins.poll_next_unpin(cx)
         {
             match login {
                 Some(login) => self.put(&login, Instant::now(), Purpose::Login),
-                None => self.renewal = None,
+                None => self.logins = None,
             }
         }
     }
