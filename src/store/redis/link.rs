@@ -42,9 +42,8 @@ pub(super) struct Link<T = ()> {
     incoming: Incoming,
     /// What one read has brought.
     piece: Box<[u8; PIECE]>,
-    /// Requests that are not written yet, except for the first bytes.
+    /// Requests that are not written yet.
     outgoing: Vec<u8>,
-    written: usize,
     is_flushed: bool,
     /// Why nothing more can be written. What had come by then is still read.
     broken: Option<io::Error>,
@@ -97,7 +96,6 @@ impl<T> Link<T> {
             incoming: Incoming::default(),
             piece: Box::new([0; PIECE]),
             outgoing: Vec::new(),
-            written: 0,
             is_flushed: true,
             broken: None,
             sent: VecDeque::new(),
@@ -277,25 +275,15 @@ impl<T> Link<T> {
     }
 
     fn poll_write(&mut self, cx: &mut Context<'_>) {
-        while self.written < self.outgoing.len() {
-            let rest = &self.outgoing[self.written..];
-            match self.stream.as_mut().poll_write(cx, rest) {
+        while !self.outgoing.is_empty() {
+            match self.stream.as_mut().poll_write(cx, &self.outgoing) {
                 Poll::Ready(Ok(0)) => return self.cannot_write(io::ErrorKind::WriteZero.into()),
-                Poll::Ready(Ok(written)) => self.written += written,
+                Poll::Ready(Ok(written)) => drop(self.outgoing.drain(..written)),
                 Poll::Ready(Err(error)) => return self.cannot_write(error),
-                Poll::Pending => {
-                    // It may never be all written, and must not grow for that.
-                    if self.written > self.outgoing.len() / 2 {
-                        self.outgoing.drain(..self.written);
-                        self.written = 0;
-                    }
-                    return;
-                }
+                Poll::Pending => return,
             }
             self.is_flushed = false;
         }
-        self.outgoing.clear();
-        self.written = 0;
         if !self.is_flushed {
             match self.stream.as_mut().poll_flush(cx) {
                 Poll::Ready(Ok(())) => self.is_flushed = true,
@@ -307,7 +295,6 @@ impl<T> Link<T> {
 
     fn cannot_write(&mut self, error: io::Error) {
         self.outgoing.clear();
-        self.written = 0;
         self.is_flushed = true;
         self.broken = Some(error);
     }
