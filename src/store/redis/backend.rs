@@ -19,6 +19,7 @@ use super::scan;
 use super::script::{self, Script};
 use super::slots::SLOTS;
 use super::topology::Topology;
+use crate::base::key::has_hash_tag;
 use crate::base::user_code::log;
 use crate::base::{CheckedServer, StoreError};
 use crate::store::attempts::SetUps;
@@ -31,9 +32,9 @@ use crate::store::send_window::Limits;
 /// How long servers may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// To be found and connected to.
+    /// To be found and connected to, from the look-up of a name to the proof of a push.
     pub(super) connect: Duration,
-    /// To answer.
+    /// To answer: the response time-out.
     pub(super) answer: Duration,
 }
 
@@ -44,10 +45,7 @@ pub(super) struct RedisBackend {
     pub(super) script: &'static Script,
     /// How many replicas must have an acquisition.
     pub(super) min_replicas: Option<MinReplicas>,
-    /// The response time-out.
-    pub(super) within: Duration,
-    /// How long connecting may take, from the look-up of a name to the proof of a push.
-    pub(super) connect_within: Duration,
+    pub(super) times: Times,
     last_number: AtomicU64,
     has_warned_of_eviction: AtomicBool,
     has_warned_of_info: AtomicBool,
@@ -57,7 +55,7 @@ impl RedisBackend {
     pub(super) fn new(
         topology: Topology,
         min_replicas: Option<MinReplicas>,
-        connect_within: Duration,
+        connect: Duration,
         config: &SessionConfig,
     ) -> Self {
         let (prefix, instance) = (config.prefix.clone(), config.instance.clone());
@@ -70,31 +68,18 @@ impl RedisBackend {
             names,
             script,
             min_replicas,
-            within: config.response_timeout,
-            connect_within,
+            times: Times {
+                connect,
+                answer: config.response_timeout,
+            },
             last_number: AtomicU64::new(0),
             has_warned_of_eviction: AtomicBool::new(false),
             has_warned_of_info: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn times(&self) -> Times {
-        Times {
-            connect: self.connect_within,
-            answer: self.within,
-        }
-    }
-
     /// Connects to any address of the server. `looks`: to look, and not for locks.
     pub(super) async fn open(
-        self: &Arc<Self>,
-        hello: Hello<'_, ClientId>,
-        looks: bool,
-    ) -> Result<Connected<Primary>, Fault> {
-        self.open_among(hello, &SetUps::default(), looks).await
-    }
-
-    async fn open_among(
         self: &Arc<Self>,
         hello: Hello<'_, ClientId>,
         set_ups: &SetUps,
@@ -104,10 +89,9 @@ impl RedisBackend {
             // The first hangs where a sentinel has sent it.
             self.topology.doubt();
         }
-        let endpoint = self.topology.endpoint(hello.address, self.times());
-        let endpoint = endpoint.await?;
+        let endpoint = self.topology.endpoint(hello.address, self.times).await?;
         // Of several addresses one may be that of a replica, which takes no writes.
-        let opened = endpoint.at_any_address(self.connect_within, set_ups, |endpoint| {
+        let opened = endpoint.at_any_address(self.times.connect, set_ups, |endpoint| {
             let (backend, hello) = (self.clone(), hello.clone());
             async move { backend.set_up(&endpoint, hello, looks).await }.boxed()
         });
@@ -128,19 +112,23 @@ impl RedisBackend {
         let next = self.next(address, &reply);
         let named = reply.clone().naming(&self.names);
         let text = named.to_string();
-        let address = address.clone();
-        let fault = match self.is_cluster() {
-            true => Fault::Refused {
-                address,
-                refusal: named,
-            },
-            false => Fault::refused(address, reply, &self.names),
-        };
+        let reply = if self.is_cluster() { named } else { reply };
         Refusal {
-            error: fault.into(),
+            error: self.refused(address, reply).into(),
             text,
             next,
         }
+    }
+
+    /// The error of a refusal. A node of a cluster that was taken for a single server says MOVED, ASK or CROSSSLOT unless
+    /// all keys are in one slot of its own, as with a prefix that has a hash tag.
+    pub(super) fn refused(&self, address: &Address, reply: ErrorReply) -> Fault {
+        let is_node = matches!(reply.code(), "MOVED" | "ASK" | "CROSSSLOT");
+        if is_node && !self.is_cluster() && !has_hash_tag(self.names.prefix()) {
+            let what = "is a node of a cluster, not a server of its own";
+            return Fault::told(format!("Redis at {address} {what}: {reply}"), true);
+        }
+        Fault::refused(address, reply)
     }
 
     fn next(&self, address: &Address, reply: &ErrorReply) -> Next {
@@ -209,37 +197,41 @@ impl Backend for RedisBackend {
         hello: Hello<'a, ClientId>,
         set_ups: &'a SetUps,
     ) -> BoxFuture<'a, Result<Connected<Primary>, StoreError>> {
-        async move { Ok(self.open_among(hello, set_ups, false).await?) }.boxed()
+        async move { Ok(self.open(hello, set_ups, false).await?) }.boxed()
     }
 
     fn connect_timeout(&self) -> Duration {
-        self.connect_within
+        self.times.connect
     }
 
     fn find_map(&self, known: Vec<Address>) -> BoxFuture<'_, Result<SlotMap, StoreError>> {
         async move {
             let seeds = self.topology.seeds().expect("a cluster has them");
-            Ok(seeds.find_map(&known, self.times()).await?)
+            Ok(seeds.find_map(&known, self.times).await?)
         }
         .boxed()
     }
 
     fn error(&self, address: &Address, trouble: Trouble<'_>) -> StoreError {
-        let address = address.clone();
+        let passing = |text| Fault::told(text, false);
         let fault = match trouble {
-            Trouble::Silent(within) => Fault::Silent { address, within },
-            Trouble::Abandoned => Fault::Abandoned { address },
-            Trouble::TooLate => Fault::TooLate { address },
+            Trouble::Silent(within) => Fault::silent(address, within),
+            Trouble::Abandoned => {
+                let what = "its registry or runtime is gone";
+                return StoreError::abandoned(Fault::garbled(address, what));
+            }
+            Trouble::TooLate => passing(format!(
+                "renewal not sent to Redis at {address}: too late for an answer in time"
+            )),
             Trouble::Fenced => unreachable!("Redis has no transactions"),
             Trouble::NoPush(reason) => {
-                let reason = reason.to_owned();
-                Fault::NoPush { address, reason }
+                passing(format!("Redis at {address} cannot push grants: {reason}"))
             }
-            Trouble::Garbled(what) => Fault::Garbled { address, what },
-            Trouble::NoOwner => Fault::Refused {
+            Trouble::Garbled(what) => Fault::garbled(address, what),
+            Trouble::NoOwner => Fault::refused(
                 address,
-                refusal: ErrorReply::parse("CLUSTERDOWN nobody has the slot"),
-            },
+                ErrorReply::parse("CLUSTERDOWN nobody has the slot"),
+            ),
             Trouble::Unconfirmed(error) => Fault::unconfirmed(error, !error.is_retryable()),
         };
         fault.into()

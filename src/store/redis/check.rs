@@ -1,5 +1,6 @@
 //! What a server is, and what our user may do there.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use super::fault::{ErrorReply, Fault};
 use super::handshake::field;
 use crate::base::CheckedServer;
 use crate::roaming::time::timeout_at;
+use crate::store::attempts::SetUps;
 use crate::store::driver::{Address, Hello, SlotSet};
 
 /// How often the way to the server is measured.
@@ -18,9 +20,9 @@ const TRIES: usize = 3;
 
 /// Looks at all primaries side by side, each on a connection of its own.
 pub(super) async fn check(backend: Arc<RedisBackend>) -> Result<Vec<CheckedServer>, Fault> {
-    let within = backend.connect_within + backend.within;
+    let within = backend.times.connect + backend.times.answer;
     let until = tokio::time::Instant::now() + within;
-    let primaries = backend.topology.primaries(backend.times()).await?;
+    let primaries = backend.topology.primaries(backend.times).await?;
     let looks = primaries.iter().map(async |(address, slots)| {
         let silent = |_| Err(Fault::silent(address, within));
         let looking = timeout_at(until, look(&backend, address, slots));
@@ -41,9 +43,9 @@ async fn look(
         is_first: false,
         predecessor: None,
     };
-    let connected = backend.open(hello, true).await?;
+    let connected = backend.open(hello, &SetUps::default(), true).await?;
     let mut link = connected.link.link;
-    let within = backend.within;
+    let within = backend.times.answer;
 
     let (mut round_trip, mut greeting) = (Duration::MAX, Value::Nil);
     for _ in 0..TRIES {
@@ -109,18 +111,8 @@ fn version(info: &Value, greeting: &Value) -> Option<String> {
     if let Some(version) = field(info, "redis_version:") {
         return Some(format!("Redis {version}"));
     }
-    let text = |value: &Value| redis::from_redis_value_ref::<String>(value).ok();
-    let greeted = |name: &str| match greeting {
-        Value::Map(pairs) => pairs
-            .iter()
-            .find(|(key, _)| text(key).as_deref() == Some(name))
-            .and_then(|(_, value)| text(value)),
-        Value::Array(flat) => flat
-            .chunks(2)
-            .find(|pair| text(&pair[0]).as_deref() == Some(name))
-            .and_then(|pair| text(pair.get(1)?)),
-        _ => None,
-    };
+    let greeting: HashMap<String, Value> = redis::from_redis_value_ref(greeting).ok()?;
+    let greeted = |name| redis::from_redis_value_ref::<String>(greeting.get(name)?).ok();
     let product = match greeted("server")?.as_str() {
         "valkey" => "Valkey".to_owned(),
         "redis" => "Redis".to_owned(),

@@ -88,18 +88,10 @@ impl Seeds {
         // for: otherwise each process of a fleet would log in to all nodes of a cluster that has too much to do.
         let pace = Pace::of_servers(&set_ups, times.answer / NEXT_AFTER, times.answer);
         let found = first_success(attempts, pace, Instant::now() + within).await;
-        let failed = match found {
-            Ok(map) => return Ok(map),
-            Err(failed) => failed,
-        };
-        let mut faults = failed.errors;
-        if failed.is_late {
-            faults.insert(0, Fault::silent(&self.endpoints[0].address, within));
-        }
-        if faults.len() == 1 {
-            return Err(faults.swap_remove(0));
-        }
-        Err(Fault::not_found("the slots of the cluster", &faults))
+        found.map_err(|failed| {
+            let silent = || Fault::silent(&self.endpoints[0].address, within);
+            Fault::of_attempts(failed, silent, "the slots of the cluster not found")
+        })
     }
 }
 

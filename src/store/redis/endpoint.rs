@@ -82,20 +82,15 @@ impl Endpoint {
             let reason = "a user or password with / ? or # must be percent-encoded (%2F %3F %23)";
             return Err(Fault::url(reason));
         }
-        let (base, fragment) = match url.split_once('#') {
-            Some((base, fragment)) => (base, Some(fragment)),
-            None => (url, None),
-        };
-        match fragment {
-            Some(it) if it.trim() == "insecure" => {
-                return Err(Fault::url(
-                    "write ?danger_accept_invalid_certificates=true in place of #insecure",
-                ));
-            }
-            Some(_) => return Err(Fault::url("what follows the # has no meaning")),
-            None => {}
+        if let Some((_, fragment)) = url.split_once('#') {
+            return Err(Fault::url(match fragment.trim() {
+                "insecure" => {
+                    "write ?danger_accept_invalid_certificates=true in place of #insecure"
+                }
+                _ => "what follows the # has no meaning",
+            }));
         }
-        let (base, query) = base.split_once('?').unwrap_or((base, ""));
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
         Self::read(base, UrlOptions::parse(query).map_err(Fault::url)?)
     }
 
@@ -279,15 +274,10 @@ impl Endpoint {
         addresses.dedup();
         let pace = Pace::of_addresses(set_ups, addresses.len(), within);
         let connected = first_success(addresses.into_iter().map(connect), pace, until).await;
-        connected.map_err(|mut failed| {
-            if failed.is_late {
-                let late = self.fault(timed_out(began, within, TIMED_OUT).into(), false);
-                failed.errors.insert(0, late);
-            }
-            match &failed.errors[..] {
-                [_] => failed.errors.swap_remove(0),
-                faults => Fault::nowhere(&self.address, faults),
-            }
+        connected.map_err(|failed| {
+            let late = || self.fault(timed_out(began, within, TIMED_OUT).into(), false);
+            let told = format!("no address of {} can be used", self.address);
+            Fault::of_attempts(failed, late, told)
         })
     }
 
@@ -371,9 +361,7 @@ impl Endpoint {
             }
             Err(fault) => Err(fault),
             Ok(Value::Array(role)) if role.first() == Some(&master) => Ok(link),
-            Ok(_) => Err(Fault::NotPrimary {
-                address: self.address.clone(),
-            }),
+            Ok(_) => Err(Fault::not_primary(&self.address)),
         }
     }
 }

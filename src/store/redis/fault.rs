@@ -8,6 +8,7 @@ use redis::{ErrorKind, RedisError, ServerError};
 
 use super::keys::Names;
 use crate::base::StoreError;
+use crate::store::attempts::Failed;
 
 /// The content of a [`StoreError`] of this store. No variant shows a password: an address is host and port, and
 /// servers do not send passwords back.
@@ -45,19 +46,11 @@ pub(super) enum Fault {
         address: Arc<str>,
         what: &'static str,
     },
-    #[error("Redis at {address} is not a primary")]
-    NotPrimary { address: Arc<str> },
     #[error("Redis at {address} refused: {refusal}")]
     Refused {
         address: Arc<str>,
         refusal: ErrorReply,
     },
-    #[error("Redis at {address} cannot push grants: {reason}")]
-    NoPush { address: Arc<str>, reason: String },
-    #[error("renewal not sent to Redis at {address}: too late for an answer in time")]
-    TooLate { address: Arc<str> },
-    #[error("connection to Redis at {address} was given up: its registry or runtime is gone")]
-    Abandoned { address: Arc<str> },
 }
 
 impl Fault {
@@ -74,6 +67,15 @@ impl Fault {
     pub(super) fn garbled(address: &Arc<str>, what: &'static str) -> Self {
         let address = address.clone();
         Self::Garbled { address, what }
+    }
+
+    pub(super) fn refused(address: &Arc<str>, refusal: impl Into<ErrorReply>) -> Self {
+        let (address, refusal) = (address.clone(), refusal.into());
+        Self::Refused { address, refusal }
+    }
+
+    pub(super) fn not_primary(address: &Arc<str>) -> Self {
+        Self::told(format!("Redis at {address} is not a primary"), false)
     }
 
     /// Too few replicas are known to have a lock.
@@ -101,21 +103,28 @@ impl Fault {
         Self::told(text, true)
     }
 
-    /// None of the addresses of a host can be used.
-    pub(super) fn nowhere(address: &Arc<str>, faults: &[Self]) -> Self {
-        Self::listing(format!("no address of {address} can be used"), faults)
-    }
-
-    fn told(text: String, is_lasting: bool) -> Self {
+    pub(super) fn told(text: String, is_lasting: bool) -> Self {
         Self::Told { text, is_lasting }
     }
 
-    /// No sentinel, or no node of a cluster, says where the keys are. These are their answers.
-    pub(super) fn not_found(what: impl fmt::Display, faults: &[Self]) -> Self {
-        Self::listing(format!("{what} not found"), faults)
+    /// All attempts have failed, or `late` says why those that did not were given up. `told` is about several.
+    pub(super) fn of_attempts(
+        failed: Failed<Self>,
+        late: impl FnOnce() -> Self,
+        told: impl fmt::Display,
+    ) -> Self {
+        let mut faults = failed.errors;
+        if failed.is_late {
+            faults.insert(0, late());
+        }
+        match &faults[..] {
+            [_] => faults.swap_remove(0),
+            faults => Self::listing(told, faults),
+        }
     }
 
-    fn listing(told: String, faults: &[Self]) -> Self {
+    /// Several that were asked have failed, and why.
+    pub(super) fn listing(told: impl fmt::Display, faults: &[Self]) -> Self {
         let mut answers: Vec<_> = faults.iter().take(LISTED).map(Self::to_string).collect();
         if let Some(more @ 1..) = faults.len().checked_sub(LISTED) {
             answers.push(format!("and {more} more"));
@@ -123,18 +132,6 @@ impl Fault {
         let text = format!("{told}: {}", answers.join("; "));
         // Those that are down may know it.
         Self::told(text, faults.iter().all(Self::is_lasting))
-    }
-
-    /// A server that was taken for a single one refused a script, because it is a node of a cluster. A node says
-    /// MOVED, ASK or CROSSSLOT unless all keys are in one slot of its own, as with a prefix that has a hash tag.
-    pub(super) fn refused(address: Arc<str>, refusal: ErrorReply, names: &Names) -> Self {
-        let is_clusters = matches!(&*refusal.code, "MOVED" | "ASK" | "CROSSSLOT");
-        if is_clusters && !crate::base::key::has_hash_tag(names.prefix()) {
-            let what = "is a node of a cluster, not a server of its own";
-            Self::told(format!("Redis at {address} {what}: {refusal}"), true)
-        } else {
-            Self::Refused { address, refusal }
-        }
     }
 
     /// Whether a retry cannot help.
@@ -212,10 +209,9 @@ fn brief(text: &str) -> String {
 
 impl From<Fault> for StoreError {
     fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Abandoned { .. } => Self::abandoned(fault),
-            _ if fault.is_lasting() => Self::lasting(fault),
-            _ => Self::new(fault),
+        match fault.is_lasting() {
+            true => Self::lasting(fault),
+            false => Self::new(fault),
         }
     }
 }
@@ -374,7 +370,8 @@ mod tests {
     #[test]
     fn of_many_some_are_named_and_the_others_counted() {
         let fault = |what: usize| Fault::url(what);
-        let told = |count| Fault::not_found("it", &(1..=count).map(fault).collect::<Vec<_>>());
+        let told =
+            |count| Fault::listing("it not found", &(1..=count).map(fault).collect::<Vec<_>>());
         let told = |count| told(count).to_string().replace("invalid Redis url: ", "");
         assert_eq!(told(8), "it not found: 1; 2; 3; 4; 5; and 3 more");
         assert_eq!(told(5), "it not found: 1; 2; 3; 4; 5");

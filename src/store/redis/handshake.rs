@@ -59,7 +59,7 @@ impl RedisBackend {
         hello: Hello<'_, ClientId>,
         looks: bool,
     ) -> Result<Connected<Primary>, Fault> {
-        let (names, within) = (&self.names, self.connect_within);
+        let (names, within) = (&self.names, self.times.connect);
         let number = self.next_number();
         let (mut link, speaks_resp3) = endpoint.connect(within).await?;
         let nonce = format!("{:016x}", rand::random::<u64>());
@@ -113,14 +113,13 @@ impl RedisBackend {
                 let refusal = ErrorReply::from(error).naming(names);
                 if self.is_cluster() && !refusal.is_lasting() {
                     // Perhaps its slots have moved since.
-                    let address = link.address.clone();
-                    return Err(Fault::Refused { address, refusal });
+                    return Err(Fault::refused(&link.address, refusal));
                 }
                 no_push = Some(refusal.to_string());
             }
             // Reads what has come in any case: a push confirms the subscription, too.
             // A push that does not arrive must leave time to connect without it.
-            let longest = self.within.min(within / 2);
+            let longest = self.times.answer.min(within / 2);
             let wait = no_push.as_ref().map_or(longest, |_| Duration::ZERO);
             if !hear(&nonce, names, &mut link, wait).await? {
                 no_push.get_or_insert_with(|| UNHEARD.to_owned());
@@ -144,11 +143,11 @@ impl RedisBackend {
         if !self.is_cluster() && (is_proxy || !speaks_resp3) {
             self.refuse_spread(&mut link, looks).await?;
         }
-        link.answers_within(self.within);
+        link.answers_within(self.times.answer);
         let server = ServerInfo::read(&server, &memory.unwrap_or(Value::Nil));
         self.warn_of(&link.address, &server);
         let id = answers.first().and_then(ClientId::read);
-        let moved = self.topology.moved(endpoint.clone(), self.times());
+        let moved = self.topology.moved(endpoint.clone(), self.times);
         Ok(Connected {
             link: Primary::new(self.clone(), link, endpoint.at, id, at, moved),
             no_push,
@@ -161,18 +160,16 @@ impl RedisBackend {
     /// of the call would be elsewhere for other calls. One script makes several names, and each is looked for by itself.
     /// Whoever only looks believes the servers' ids, and writes only if these are hidden.
     async fn refuse_spread(&self, link: &mut Link<Tag>, looks: bool) -> Result<(), Fault> {
-        let (names, within) = (&self.names, self.connect_within);
+        let (names, within) = (&self.names, self.times.connect);
         let names = names.far_apart(&format!("{:016x}", rand::random::<u64>()));
-        let about = |script: &str| {
-            let each = names.iter().map(|name| {
-                let mut about = cmd("EVAL");
-                about.arg(script).arg(1).arg(name);
-                about
-            });
-            each.collect::<Vec<_>>()
+        let run = |script: &str, names: &[String]| {
+            let mut run = cmd("EVAL");
+            run.arg(script).arg(names.len()).arg(names).take()
         };
+        let about = |script| names.chunks(1).map(move |name| run(script, name));
         if looks {
-            let answers = link.ask_all(&about(RUN_ID), within).await?;
+            let questions: Vec<_> = about(RUN_ID).collect();
+            let answers = link.ask_all(&questions, within).await?;
             let ids = answers
                 .iter()
                 .map(|id| field(id, "").filter(|id| is_run_id(id)));
@@ -182,28 +179,20 @@ impl RedisBackend {
                 None => {}
             }
         }
-        let mut make = cmd("EVAL");
-        make.arg(MAKE).arg(names.len()).arg(&names);
-        match link.ask(&make, within).await {
+        match link.ask(&run(MAKE, &names), within).await {
             // Without that right, or on a full server, it cannot be found out. Who has a lock there must be able to release it.
             Err(Fault::Refused { refusal, .. }) if matches!(refusal.code(), "NOPERM" | "OOM") => {
                 return Ok(());
             }
             made => drop(made?),
         }
-        let mut commands = about(TAKE);
-        let mut clear = cmd("EVAL");
-        clear.arg(CLEAR).arg(names.len()).arg(&names);
-        commands.push(clear);
+        let commands: Vec<_> = about(TAKE).chain([run(CLEAR, &names)]).collect();
         let answers = link.ask_all(&commands, within).await?;
         for found in answers.iter().take(names.len()) {
             match found {
                 Value::Int(1) => {}
                 Value::Int(0) => return Err(Fault::spread(&link.address)),
-                Value::ServerError(error) => {
-                    let (address, refusal) = (link.address.clone(), error.into());
-                    return Err(Fault::Refused { address, refusal });
-                }
+                Value::ServerError(error) => return Err(Fault::refused(&link.address, error)),
                 _ => return Err(Fault::garbled(&link.address, "unexpected reply to a probe")),
             }
         }
@@ -229,7 +218,7 @@ impl RedisBackend {
         number: u64,
         mut answer: Value,
     ) -> Result<(ServerTime, Option<String>), Fault> {
-        let (names, within) = (&self.names, self.connect_within);
+        let (names, within) = (&self.names, self.times.connect);
         // Without the right to load it, the call carries the whole text.
         let loaded = vec![self.script.load(), command.clone()];
         for again in [loaded, vec![self.script.in_full(command)]] {
@@ -239,12 +228,8 @@ impl RedisBackend {
             }
         }
         if let Value::ServerError(error) = &answer {
-            let (address, refusal) = (link.address.clone(), ErrorReply::from(error).naming(names));
-            return Err(match self.is_cluster() {
-                // Perhaps its slots have moved since: not a lasting error.
-                true => Fault::Refused { address, refusal },
-                false => Fault::refused(address, refusal, names),
-            });
+            // In a cluster its slots may have moved since: not a lasting error.
+            return Err(self.refused(&link.address, ErrorReply::from(error).naming(names)));
         }
         let (at, refusal) = reply::read_probe(number, &answer)
             .ok_or_else(|| Fault::garbled(&link.address, "unexpected reply to the probe"))?;

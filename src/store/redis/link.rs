@@ -164,10 +164,7 @@ impl<T> Link<T> {
     pub(super) async fn ask(&mut self, command: &Cmd, within: Duration) -> Result<Value, Fault> {
         let answers = self.ask_all(std::slice::from_ref(command), within).await?;
         match answers.into_iter().next() {
-            Some(Value::ServerError(error)) => {
-                let (address, refusal) = (self.address.clone(), (&error).into());
-                Err(Fault::Refused { address, refusal })
-            }
+            Some(Value::ServerError(error)) => Err(Fault::refused(&self.address, &error)),
             answer => Ok(answer.unwrap_or(Value::Nil)),
         }
     }
@@ -180,7 +177,7 @@ impl<T> Link<T> {
     ) -> Result<Vec<Value>, Fault> {
         match timeout(within, self.answers(commands)).await {
             Ok(answers) => answers,
-            Err(_) => Err(self.silent(within)),
+            Err(_) => Err(Fault::silent(&self.address, within)),
         }
     }
 
@@ -356,16 +353,11 @@ impl<T> Link<T> {
         };
         while self.alarm.as_mut().poll(cx).is_ready() {
             if Instant::now() >= due {
-                return Poll::Ready(self.silent(self.within));
+                return Poll::Ready(Fault::silent(&self.address, self.within));
             }
             self.alarm.as_mut().reset(due);
         }
         Poll::Pending
-    }
-
-    fn silent(&self, within: Duration) -> Fault {
-        let address = self.address.clone();
-        Fault::Silent { address, within }
     }
 
     fn broke(&self, source: redis::RedisError) -> Fault {

@@ -20,9 +20,8 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::FutureExt;
 use futures::future::BoxFuture;
-use futures::stream::FuturesUnordered;
 use redis::{Cmd, Value, cmd};
 use tokio::time::Instant;
 
@@ -35,9 +34,10 @@ use super::topology::Topology;
 use crate::base::Mode;
 use crate::base::limits::TTL;
 use crate::base::user_code::log;
-use crate::roaming::time::{sleep_until, timeout_at};
+use crate::roaming::time::sleep_until;
+use crate::store::attempts::{Pace, first_success};
 use crate::store::contract::{OpError, Owner};
-use crate::store::driver::{Address, Backoff, IDLE, Received, Request};
+use crate::store::driver::{Address, Backoff, IDLE, Received, Reply, Request};
 
 /// How many locks may share a call: a longer script would block all other clients.
 const MOST_IN_CALL: usize = 512;
@@ -134,11 +134,11 @@ impl Confirmer {
         let (backend, address) = (backend.clone(), address.clone());
         let round = async move {
             sleep_until(begin).await;
-            let timeout = backend.within;
+            let timeout = backend.times.answer;
             let mut link = match connection {
                 Some((link, _)) => link,
                 None => {
-                    let endpoint = backend.topology.endpoint(&address, backend.times());
+                    let endpoint = backend.topology.endpoint(&address, backend.times);
                     // The same server, whatever else has its name.
                     endpoint.await?.at(at).connect_resp2(timeout).await?
                 }
@@ -201,8 +201,8 @@ impl Confirmer {
                 Err(refusal) => {
                     // If its slot is not there yet, others may be missing, too.
                     request.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
-                    let refusal = backend.refusal(&address, refusal);
-                    return Received::Refused { request, refusal };
+                    let reply = Reply::Refused(backend.refusal(&address, refusal));
+                    return Received::Answer { request, reply };
                 }
             };
             unconfirmed(request, reason, false)
@@ -273,10 +273,7 @@ fn read(
         // A server that has none of our locks may be a replica by now, and refuse to count.
         _ if !states.contains(&Ok(true)) => 0,
         Some(Value::Int(count)) => u64::try_from(count).unwrap_or(0),
-        Some(Value::ServerError(error)) => {
-            let (address, refusal) = (address.clone(), (&error).into());
-            return Err(Fault::Refused { address, refusal });
-        }
+        Some(Value::ServerError(error)) => return Err(Fault::refused(address, &error)),
         _ => return Err(garbled()),
     };
     Ok((states, replicas))
@@ -293,23 +290,22 @@ pub(super) async fn try_out(topology: &Topology, times: Times) -> Result<(), Fau
     let within = times.connect;
     let until = Instant::now() + within;
     let nodes = topology.primaries(times).await?;
-    let asking = nodes.keys().map(async |node| {
-        let mut link = topology.connect_resp2(node, times).await?;
-        // For no replicas, so the answer comes at once. A replica refuses.
-        let wait = wait(0, Duration::from_millis(1));
-        link.ask(&wait, within).await
-    });
-    let mut asking: FuturesUnordered<_> = asking.collect();
-    let mut told: Option<Fault> = None;
-    while let Ok(Some(answer)) = timeout_at(until, asking.next()).await {
-        let Err(fault) = answer else {
-            return Ok(());
+    let asking = nodes.into_keys().map(|node| {
+        let asking = async move {
+            let mut link = topology.connect_resp2(&node, times).await?;
+            // For no replicas, so the answer comes at once. A replica refuses.
+            let wait = wait(0, Duration::from_millis(1));
+            link.ask(&wait, within).await
         };
+        asking.boxed()
+    });
+    let tried = first_success(asking, Pace::regular(Duration::ZERO), until).await;
+    tried.map(drop).map_err(|failed| {
         // A lasting error is reported in preference to a temporary one.
-        told = told.filter(Fault::is_lasting).or(Some(fault));
-    }
-    let address = topology.address().clone();
-    Err(told.unwrap_or(Fault::Silent { address, within }))
+        let faults = failed.errors.into_iter();
+        let told = faults.reduce(|told, next| if told.is_lasting() { told } else { next });
+        told.unwrap_or_else(|| Fault::silent(topology.address(), within))
+    })
 }
 
 #[cfg(test)]

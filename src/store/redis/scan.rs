@@ -1,15 +1,17 @@
 //! Which keys have a lock: SCAN on every primary, a page at a time.
 
+use std::collections::btree_map::IntoKeys;
 use std::sync::Arc;
 
 use futures::stream::{self, BoxStream};
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryFutureExt, TryStreamExt};
 use redis::cmd;
 
 use super::backend::RedisBackend;
 use super::fault::Fault;
 use super::link::Link;
 use crate::base::StoreError;
+use crate::store::driver::{Address, SlotSet};
 
 /// How many names the server looks at in one call, and how many keys it returns at most, nearly: a fraction of a
 /// millisecond, so that nobody else is held up.
@@ -20,44 +22,37 @@ pub(super) fn scan(
     backend: Arc<RedisBackend>,
     start: Arc<str>,
 ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
-    let primaries = {
-        let backend = backend.clone();
-        async move { backend.topology.primaries(backend.times()).await }
+    let pages = async move {
+        let primaries = backend.topology.primaries(backend.times).await?;
+        let scan = Scan {
+            backend,
+            start,
+            primaries: primaries.into_keys(),
+            current: None,
+        };
+        Ok(stream::try_unfold(scan, Scan::page))
     };
-    let keys = stream::once(primaries)
-        .map_ok(|primaries| stream::iter(primaries.into_keys().map(Ok)))
-        .try_flatten()
-        .and_then(move |address| {
-            let (backend, start) = (backend.clone(), start.clone());
-            async move {
-                let times = backend.times();
-                let link = backend.topology.connect_resp2(&address, times).await?;
-                let pass = Pass {
-                    backend,
-                    start,
-                    link,
-                    cursor: Some(0),
-                };
-                Ok(stream::try_unfold(pass, Pass::page))
-            }
-        })
-        .try_flatten();
-    keys.map_err(StoreError::from).boxed()
+    pages.try_flatten_stream().map_err(StoreError::from).boxed()
 }
 
-/// One pass over the names of a server.
-struct Pass {
+struct Scan {
     backend: Arc<RedisBackend>,
     start: Arc<str>,
-    link: Link,
-    /// `None` after the last page.
-    cursor: Option<u64>,
+    /// Those that are still to be scanned.
+    primaries: IntoKeys<Address, SlotSet>,
+    /// The connection to the present one, and where the next page begins.
+    current: Option<(Link, u64)>,
 }
 
-impl Pass {
+impl Scan {
     async fn page(mut self) -> Result<Option<(Vec<Arc<str>>, Self)>, Fault> {
-        let Some(cursor) = self.cursor else {
-            return Ok(None);
+        let (topology, times) = (&self.backend.topology, self.backend.times);
+        let (mut link, cursor) = match self.current.take() {
+            Some(current) => current,
+            None => match self.primaries.next() {
+                Some(address) => (topology.connect_resp2(&address, times).await?, 0),
+                None => return Ok(None),
+            },
         };
         let names = &self.backend.names;
         let mut scan = cmd("SCAN");
@@ -65,11 +60,10 @@ impl Pass {
             .arg("MATCH")
             .arg(names.pattern(&self.start));
         scan.arg("COUNT").arg(PAGE);
-        let within = self.backend.within;
-        let page = self.link.ask(&scan, within).await?;
+        let page = link.ask(&scan, times.answer).await?;
         let page: Result<(u64, Vec<Vec<u8>>), _> = redis::from_redis_value(page);
         let what = "unexpected answer to a scan";
-        let (next, page) = page.map_err(|_| Fault::garbled(&self.link.address, what))?;
+        let (next, page) = page.map_err(|_| Fault::garbled(&link.address, what))?;
         // Names of others may be anything.
         let page = page
             .iter()
@@ -77,7 +71,7 @@ impl Pass {
         let keys = page.filter_map(|name| names.key_of(name));
         let keys = keys.filter(|key| key.starts_with(&*self.start));
         let keys = keys.map(Arc::from).collect();
-        self.cursor = (next != 0).then_some(next);
+        self.current = (next != 0).then_some((link, next));
         Ok(Some((keys, self)))
     }
 }

@@ -127,8 +127,8 @@ impl Sentinels {
                         .errors
                         .push(Fault::silent(&self.server.address, within));
                 }
-                let what = format!("primary of service {:?}", self.service);
-                Err(Fault::not_found(what, &failed.errors))
+                let told = format!("primary of service {:?} not found", self.service);
+                Err(Fault::listing(told, &failed.errors))
             }
         }
     }

@@ -171,7 +171,7 @@ impl LockStore for RedisStore {
     fn open(&self, config: SessionConfig) -> Arc<dyn Session> {
         let topology = self.topology.clone();
         #[cfg(feature = "tls-rustls")]
-        if topology.accepts_anybody() {
+        if topology.server().accepts_anybody() {
             crate::base::user_code::log!(
                 warn,
                 address = &**topology.address(),
@@ -188,7 +188,7 @@ impl LockStore for RedisStore {
     }
 
     fn registry_options(&self) -> RegistryOptions {
-        self.topology.said().registry.clone()
+        self.topology.server().said.registry.clone()
     }
 
     /// Whatever its database.
@@ -485,7 +485,7 @@ impl RedisStoreBuilder {
         if let Topology::Fixed(server) = &topology {
             server.check()?;
         }
-        let url = topology.said().connect_timeout;
+        let url = topology.server().said.connect_timeout;
         let connect_timeout = self.connect_timeout.or(url).unwrap_or(CONNECT_TIMEOUT);
         if !RESPONSE_TIMEOUT.contains(&connect_timeout) {
             let reason = "must be from 1 ms to 24 h";

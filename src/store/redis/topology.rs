@@ -20,7 +20,6 @@ use crate::store::attempts::SetUps;
 use crate::store::driver::{Address, SlotSet};
 #[cfg(feature = "tls-rustls")]
 use crate::store::tls::Tls;
-use crate::store::url::UrlSettings;
 
 #[derive(Clone, Debug)]
 pub(super) enum Topology {
@@ -76,13 +75,18 @@ impl Topology {
         self
     }
 
+    /// Of a cluster one of its servers. The address of the one behind sentinels names these.
+    pub(super) fn server(&self) -> &Endpoint {
+        match self {
+            Self::Fixed(endpoint) => endpoint,
+            Self::Sentinels(sentinels) => &sentinels.server,
+            Self::Cluster(seeds) => &seeds.endpoints[0],
+        }
+    }
+
     /// Host and port, or a socket's path; of a cluster those of one node.
     pub(super) fn address(&self) -> &Address {
-        match self {
-            Self::Fixed(endpoint) => &endpoint.address,
-            Self::Sentinels(sentinels) => &sentinels.server.address,
-            Self::Cluster(seeds) => &seeds.endpoints[0].address,
-        }
+        &self.server().address
     }
 
     pub(super) fn seeds(&self) -> Option<&Seeds> {
@@ -139,7 +143,7 @@ impl Topology {
             let there = sentinels.moved(&here, times).await;
             let (address, to) = (here.address, &*there.address);
             log!(debug, from = &*address, to, "the primary has changed");
-            Fault::NotPrimary { address }
+            Fault::not_primary(&address)
         };
         Some(moved.boxed())
     }
@@ -157,25 +161,6 @@ impl Topology {
                 });
                 tried.await.inspect_err(|_| self.doubt())
             }
-        }
-    }
-
-    /// What the url says beside where the servers are. Of several urls, the first.
-    pub(super) fn said(&self) -> &UrlSettings {
-        match self {
-            Self::Fixed(endpoint) => &endpoint.said,
-            Self::Sentinels(sentinels) => &sentinels.server.said,
-            Self::Cluster(seeds) => &seeds.endpoints[0].said,
-        }
-    }
-
-    /// Whether whoever answers over TLS is trusted.
-    #[cfg(feature = "tls-rustls")]
-    pub(super) fn accepts_anybody(&self) -> bool {
-        match self {
-            Self::Fixed(endpoint) => endpoint.accepts_anybody(),
-            Self::Sentinels(sentinels) => sentinels.server.accepts_anybody(),
-            Self::Cluster(seeds) => seeds.endpoints[0].accepts_anybody(),
         }
     }
 }
