@@ -101,7 +101,7 @@ pub(crate) trait Backend: Send + Sync + Sized + 'static {
 }
 
 /// To which server a connection is made, and what is known of it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Hello<'a, T> {
     pub(crate) address: &'a Address,
     /// What this server has, as far as is known.
@@ -112,15 +112,6 @@ pub(crate) struct Hello<'a, T> {
     pub(crate) is_beside: bool,
     /// The connection before, if it ended with calls in flight: the server should end it before it does anything for us.
     pub(crate) predecessor: Option<&'a T>,
-}
-
-impl<T> Clone for Hello<'_, T> {
-    fn clone(&self) -> Self {
-        Self {
-            slots: self.slots.clone(),
-            ..*self
-        }
-    }
 }
 
 /// A connection that is ready for calls.
@@ -169,8 +160,8 @@ pub(crate) trait Link: Send {
     /// Begins or ends the subscription to the grants of a key. [`Incoming::Told`] follows.
     fn subscribe(&mut self, _order: Order) {}
 
-    /// Takes an acquisition that is to be confirmed. [`Received::Confirmed`], [`Received::Failed`] or
-    /// [`Received::Refused`] follows.
+    /// Takes an acquisition that is to be confirmed. [`Received::Confirmed`], [`Received::Failed`] or the answer that the
+    /// question was refused follows.
     fn confirm(&mut self, _request: Request) {}
 
     /// Returns the acquisitions that are not confirmed yet.

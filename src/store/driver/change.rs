@@ -18,9 +18,8 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Subscriptions;
 use crate::base::StoreError;
-use crate::store::contract::{
-    Answer, KeyStatus, OpError, OpResult, Outcome, StoreEvent, SubmittedOp,
-};
+use crate::roaming::runtime;
+use crate::store::contract::{Op, OpError, OpResult, Outcome, StoreEvent, SubmittedOp};
 
 /// How many keys are tried for each server that is to be asked.
 const PING_TRIES: usize = 64;
@@ -31,7 +30,7 @@ pub(super) struct SessionState {
     pub(super) is_closed: bool,
     pub(super) nodes: Vec<Node>,
     /// The node of each slot, if known. A single server has slot 0 alone. Empty until the map is known.
-    pub(super) owners: Vec<Option<u16>>,
+    pub(super) owners: Vec<Option<NodeId>>,
     /// Requests that wait for the map.
     pub(super) unrouted: Vec<Request>,
     /// The slots whose keys wait for a [`StoreEvent::Up`].
@@ -104,20 +103,20 @@ pub(super) struct Effects {
     pub(super) events: Vec<StoreEvent>,
     /// Keys without a subscription for a while: their tickets may have been dropped, and their grants missed.
     pub(super) doubtful: HashSet<Arc<str>>,
-    /// Answers to inspections.
-    pub(super) looks: Vec<Look>,
-    /// Answers to ops of callers.
-    pub(super) asked: Vec<(oneshot::Sender<OpResult>, OpResult)>,
+    /// What single callers have asked for is sent to them.
+    pub(super) answers: Vec<Box<dyn FnOnce() + Send>>,
     /// Nodes with a new request. They are notified without the lock, since a woken task may run at once.
     pub(super) woken: SmallVec<[Arc<Notify>; 1]>,
     /// Tasks to spawn. A task that is dropped before its first poll tells the session.
     pub(super) tasks: Vec<BoxFuture<'static, ()>>,
 }
 
-type Look = (
-    oneshot::Sender<Result<KeyStatus, StoreError>>,
-    Result<KeyStatus, StoreError>,
-);
+impl Effects {
+    pub(super) fn answer<T: Send + 'static>(&mut self, caller: oneshot::Sender<T>, answer: T) {
+        // The caller may have gone.
+        self.answers.push(Box::new(|| drop(caller.send(answer))));
+    }
+}
 
 /// A change of the state, which is locked meanwhile.
 pub(super) struct Change<'a, B: Backend> {
@@ -129,8 +128,7 @@ pub(super) struct Change<'a, B: Backend> {
 /// Requests on their way to a node.
 impl<B: Backend> Change<'_, B> {
     pub(super) fn owner(&self, slot: Slot) -> Option<NodeId> {
-        let owner = *self.state.owners.get(usize::from(slot))?;
-        owner.map(usize::from)
+        *self.state.owners.get(usize::from(slot))?
     }
 
     /// A key of each server in use, to ask the server about; of any server if none is in use.
@@ -138,7 +136,7 @@ impl<B: Backend> Change<'_, B> {
         let nodes = &self.state.nodes;
         let in_use = |id: &NodeId| nodes[*id].has_task;
         let owners = self.state.owners.iter().flatten();
-        let mut wanted: BTreeSet<_> = owners.map(|id| usize::from(*id)).filter(in_use).collect();
+        let mut wanted: BTreeSet<_> = owners.copied().filter(in_use).collect();
         let mut pinged = Vec::new();
         // One with very few slots is not worth more tries.
         for number in 0..PING_TRIES * wanted.len() {
@@ -184,12 +182,16 @@ impl<B: Backend> Change<'_, B> {
 
     fn start_node(&mut self, id: NodeId) {
         let node = &mut self.state.nodes[id];
-        if !node.has_task && self.shared.has_runtime() {
-            node.has_task = true;
-            let (address, wake) = (node.address.clone(), node.wake.clone());
-            let task = NodeTask::new(self.shared.clone(), id, address, wake);
-            self.effects.tasks.push(task.run().boxed());
+        if node.has_task {
+            return;
+        } else if runtime().is_none() {
+            // A caller with a runtime starts it later.
+            return self.shared.lack_task();
         }
+        node.has_task = true;
+        let (address, wake) = (node.address.clone(), node.wake.clone());
+        let task = NodeTask::new(self.shared.clone(), id, address, wake);
+        self.effects.tasks.push(task.run().boxed());
     }
 
     /// A ticket is entered only after the subscription to its grants is confirmed.
@@ -251,7 +253,6 @@ impl<B: Backend> Change<'_, B> {
                 let confirmed = request.held.map(|held| held.event);
                 self.effects.events.extend(confirmed);
             }
-            Received::Refused { request, refusal } => self.on_refused(request, refusal),
             Received::Failed { request, error } => self.answer(request, Err(error)),
             Received::Answer { request, reply } => self.on_reply(id, request, reply),
         }
@@ -262,7 +263,7 @@ impl<B: Backend> Change<'_, B> {
         self.answer(request, Err(OpError::Unsent(error)));
     }
 
-    pub(super) fn answer(&mut self, mut request: Request, result: Result<Answer, OpError>) {
+    pub(super) fn answer(&mut self, mut request: Request, result: OpResult) {
         if let Err(OpError::Unknown(_) | OpError::Unsent(_)) = &result {
             self.state.unsettled.insert(request.slot);
         }
@@ -274,8 +275,11 @@ impl<B: Backend> Change<'_, B> {
         if let (true, RequestKind::Op(submitted), Ok(answer)) =
             (self.shared.backend.confirms(), &mut request.kind, &result)
             && let Outcome::Won { .. } = &answer.outcome
-            && let Some(owner) = Request::winner(&submitted.op)
         {
+            let owner = match submitted.op {
+                Op::Yield { new, .. } => new,
+                ref op => op.owner(),
+            };
             // It is reported when it is confirmed.
             let asked = SubmittedOp::unattended(submitted.key.clone(), submitted.op.clone());
             let submitted = std::mem::replace(submitted, asked);
@@ -288,10 +292,10 @@ impl<B: Backend> Change<'_, B> {
                 let replied = StoreEvent::Replied { submitted, result };
                 self.effects.events.push(replied);
             }
-            (RequestKind::Asked(_, answer), result) => self.effects.asked.push((answer, result)),
-            (RequestKind::Look(_, answer), Err(error)) => {
+            (RequestKind::Asked(_, caller), result) => self.effects.answer(caller, result),
+            (RequestKind::Look(_, caller), Err(error)) => {
                 let error = error.store_error().clone();
-                self.effects.looks.push((answer, Err(error)));
+                self.effects.answer(caller, Err(error));
             }
             (RequestKind::Look(..), Ok(_)) => {}
         }
@@ -325,7 +329,7 @@ impl<B: Backend> Change<'_, B> {
 impl<B: Backend> Change<'_, B> {
     pub(super) fn slots_of(&self, id: NodeId) -> SlotSet {
         let owned = (0..).zip(&self.state.owners);
-        let owned = owned.filter(|(_, owner)| owner.map(usize::from) == Some(id));
+        let owned = owned.filter(|(_, owner)| **owner == Some(id));
         owned.map(|(slot, _)| slot).collect()
     }
 

@@ -2,19 +2,17 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::OptionFuture;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::backend::{
-    Address, Backend, Call, Connected, Hello, Incoming, Link, Refusal, Reply, Trouble,
-};
+use super::backend::{Address, Backend, Call, Connected, Hello, Incoming, Link, Reply, Trouble};
 use super::request::Request;
 use super::routing::STRANGE_CLOCK;
 use super::server_clock::ServerClock;
@@ -54,11 +52,6 @@ pub(crate) enum Received {
     /// The acquisition counts.
     Confirmed {
         request: Request,
-    },
-    /// The question whether it counts was refused.
-    Refused {
-        request: Request,
-        refusal: Refusal,
     },
 }
 
@@ -180,13 +173,7 @@ impl<B: Backend> NodeTask<B> {
     }
 
     async fn connect(&mut self) -> Result<Connected<B::Link>, StoreError> {
-        let hello = Hello {
-            address: &self.address,
-            slots: self.shared.change(|change| change.slots_of(self.id)),
-            is_first: !self.has_connected,
-            is_beside: false,
-            predecessor: self.predecessor.as_ref(),
-        };
+        let slots = self.shared.change(|change| change.slots_of(self.id));
         let backend = &self.shared.backend;
         let within = backend.connect_timeout();
         // One that hangs, as at an address that is gone, does not keep the next from trying. The first counts however it
@@ -195,17 +182,20 @@ impl<B: Backend> NodeTask<B> {
         let set_ups = SetUps::default();
         let within_host = backend.host_timeout();
         let pace = Pace::of_attempts(&set_ups, within_host, self.shared.config.response_timeout);
-        let failed = Mutex::new(None);
+        let failed = OnceLock::new();
         let attempts = (0..ATTEMPTS).map(|index| {
             let hello = Hello {
+                address: &self.address,
+                slots: slots.clone(),
+                is_first: !self.has_connected,
                 is_beside: index > 0,
-                ..hello.clone()
+                predecessor: self.predecessor.as_ref(),
             };
             let (connecting, failed) = (backend.connect(hello, &set_ups), &failed);
             let attempt = async move {
                 match connecting.await {
                     Err(error) if index > 0 => {
-                        *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        failed.get_or_init(|| error);
                         std::future::pending().await
                     }
                     ended => Ok::<_, Infallible>(ended),
@@ -219,8 +209,7 @@ impl<B: Backend> NodeTask<B> {
         let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
         let connected = connected.unwrap_or_else(silent);
         // Those that were answered know more than the first, if that was not.
-        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let connected = connected.map_err(|first| match failed {
+        let connected = connected.map_err(|first| match failed.into_inner() {
             Some(later) if first.is_retryable() => later,
             _ => first,
         })?;
@@ -283,7 +272,7 @@ impl<B: Backend> NodeTask<B> {
                         yield_now().await;
                     }
                 }
-                () = wait_until(due) => self.send_again(),
+                Some(()) = OptionFuture::from(due.map(sleep_until)) => self.send_again(),
                 () = &mut cleanup, if has_subscriptions => {
                     cleanup.as_mut().reset(Instant::now() + CLEANUP);
                     let is_left = self.shared.clean_up_subscriptions(self.id);
@@ -318,7 +307,7 @@ impl<B: Backend> NodeTask<B> {
                 connection.link.confirm(request);
                 continue;
             }
-            let lane = lane_of(&request, self.windows.len());
+            let lane = self.shared.lane_of(&request);
             self.windows[lane].add([request]);
         }
         if !self.shared.has_map() {
@@ -336,7 +325,7 @@ impl<B: Backend> NodeTask<B> {
         let now = Instant::now();
         let due: Vec<_> = self.delayed.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, request) in due {
-            let lane = lane_of(&request, self.windows.len());
+            let lane = self.shared.lane_of(&request);
             self.windows[lane].add_again(request);
         }
     }
@@ -498,23 +487,5 @@ impl<B: Backend> Drop for NodeTask<B> {
         }
         let (sent, unsent) = self.abort();
         self.shared.abandoned(self.id, self.has_begun, sent, unsent);
-    }
-}
-
-/// By which connection of a link the calls about a key go.
-fn lane_of(request: &Request, lanes: usize) -> usize {
-    if lanes == 1 {
-        return 0;
-    }
-    let mut hasher = DefaultHasher::new();
-    request.key().hash(&mut hasher);
-    let lanes = lanes as u64;
-    usize::try_from(hasher.finish() % lanes).expect("less than the number of lanes")
-}
-
-async fn wait_until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => std::future::pending().await,
     }
 }

@@ -135,26 +135,6 @@ impl Request {
         }
     }
 
-    /// The owner that an answer may give the lock.
-    pub(super) fn winner(op: &Op) -> Option<Owner> {
-        match *op {
-            Op::Attempt { owner, .. }
-            | Op::Listen { owner, .. }
-            | Op::Enter { owner, .. }
-            | Op::Adopt { owner, .. }
-            | Op::Yield { new: owner, .. } => Some(owner),
-            Op::Withdraw { .. }
-            | Op::Unlisten { .. }
-            | Op::Release { .. }
-            | Op::Keep { .. }
-            | Op::Renew { .. }
-            | Op::Verify { .. }
-            | Op::Evict { .. }
-            | Op::Raise { .. }
-            | Op::Serve { .. } => None,
-        }
-    }
-
     /// The key, and the number of a shared owner. An eviction may wait for the end of a transaction: nobody waits behind it.
     pub(super) fn line_of(&self) -> (&str, u64) {
         let op = self.op();

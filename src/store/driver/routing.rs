@@ -58,8 +58,8 @@ impl<B: Backend> Change<'_, B> {
                 }
             }
             Reply::Seen(key_status) => {
-                if let RequestKind::Look(_, answer) = request.kind {
-                    self.effects.looks.push((answer, Ok(key_status)));
+                if let RequestKind::Look(_, caller) = request.kind {
+                    self.effects.answer(caller, Ok(key_status));
                 }
             }
             Reply::Stale | Reply::Again | Reply::Later(_) => {
@@ -79,9 +79,8 @@ impl<B: Backend> Change<'_, B> {
                 let (to, has_moved) = (self.state.node(to), matches!(next, Next::Moved(_)));
                 if has_moved {
                     // The slot changes at once, and the rest of the map is asked for.
-                    let owner = owner_of(to);
                     if let Some(known) = self.state.owners.get_mut(usize::from(request.slot))
-                        && std::mem::replace(known, owner) != owner
+                        && known.replace(to) != Some(to)
                     {
                         self.state.unsettled.insert(request.slot);
                     }
@@ -149,7 +148,7 @@ impl<B: Backend> Change<'_, B> {
         self.state.search.backoff = Backoff::default();
         let mut owners = vec![None; self.shared.backend.slots()];
         for (address, slots) in map {
-            let owner = owner_of(self.state.node(&address));
+            let owner = Some(self.state.node(&address));
             owners[usize::from(*slots.start())..=usize::from(*slots.end())].fill(owner);
         }
         let mut old = std::mem::replace(&mut self.state.owners, owners);
@@ -162,10 +161,10 @@ impl<B: Backend> Change<'_, B> {
         let mut rerouted = std::mem::take(&mut self.state.unrouted);
         for (id, node) in self.state.nodes.iter_mut().enumerate() {
             let is_misplaced = |request: &mut Request| {
-                request.asking.is_none() && owners[usize::from(request.slot)] != owner_of(id)
+                request.asking.is_none() && owners[usize::from(request.slot)] != Some(id)
             };
             rerouted.extend(node.inbox.extract_if(.., is_misplaced));
-            let is_needed = owners.contains(&owner_of(id)) || subscriptions.is_wanted_at(id);
+            let is_needed = owners.contains(&Some(id)) || subscriptions.is_wanted_at(id);
             if !is_needed && node.is_forgettable() {
                 *node = Node::default();
             }
@@ -315,8 +314,4 @@ impl<B: Backend> Drop for DelayedRequest<B> {
             self.shared.lack_task();
         }
     }
-}
-
-fn owner_of(id: NodeId) -> Option<u16> {
-    Some(u16::try_from(id).expect("there are at most as many nodes as slots"))
 }

@@ -41,7 +41,7 @@ pub(super) struct Shared<B: Backend> {
     notifier: OrderedNotifier,
     state: Mutex<SessionState>,
     has_warned: AtomicBool,
-    /// Of lines.
+    /// Of lines and lanes.
     hasher: RandomState,
     /// A task must be started as soon as a caller has a runtime.
     lacks_task: AtomicBool,
@@ -220,13 +220,7 @@ impl<B: Backend> Shared<B> {
         if tells {
             self.notifier.tell();
         }
-        for (answer, key_status) in effects.looks.drain(..) {
-            // The caller may have gone.
-            let _ = answer.send(key_status);
-        }
-        for (answer, result) in effects.asked.drain(..) {
-            let _ = answer.send(result);
-        }
+        effects.answers.into_iter().for_each(|answer| answer());
         for task in effects.tasks {
             // Without a runtime the task is dropped, and its drop tells the session.
             if let Some(runtime) = runtime() {
@@ -239,15 +233,6 @@ impl<B: Backend> Shared<B> {
     /// A task was dropped with its runtime. A caller with another runtime starts the next one.
     pub(super) fn lack_task(&self) {
         self.lacks_task.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a task can be started here. If not, a caller with a runtime starts it later.
-    pub(super) fn has_runtime(&self) -> bool {
-        let has_one = runtime().is_some();
-        if !has_one {
-            self.lack_task();
-        }
-        has_one
     }
 
     /// Whether several servers have the keys.
@@ -279,6 +264,14 @@ impl<B: Backend> Shared<B> {
             }
             change.route(request);
         });
+    }
+
+    /// By which connection of a link the calls about a key go.
+    pub(super) fn lane_of(&self, request: &Request) -> usize {
+        match self.backend.lanes() {
+            1 => 0,
+            lanes => self.hasher.hash_one(request.key()) as usize % lanes,
+        }
     }
 
     /// Tells the registry what a node said.
