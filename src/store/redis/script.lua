@@ -370,9 +370,6 @@ local function perform(op, letter, known)
     error({ 'mixed' }, 0)
   end
   local held = value == owner
-  if letter == 'T' then
-    letter = 'R'
-  end
   if not held and (letter == 'N' or letter == 'V') then
     return 'lost'
   elseif letter == 'N' then
@@ -380,9 +377,6 @@ local function perform(op, letter, known)
       lengthen(op)
     end
     return '1'
-  elseif letter == 'F' then
-    -- For a slot that is being moved, where a call with keys besides the lock is refused.
-    return held and redis.call('DEL', op.lock) == 1 and '1' or '0'
   elseif letter == 'V' then
     -- The next `next_epoch` of this call continues from there, too.
     local least = tonumber(op.ttl)
@@ -394,12 +388,6 @@ local function perform(op, letter, known)
     epoch = nil
     local info = op.more == '1' and redis.pcall('INFO', 'server')
     return type(info) == 'string' and info:match('uptime_in_seconds:(%d+)') or '-1'
-  end
-  if letter == 'S' then
-    if not value then
-      let_go(op, false)
-    end
-    return '0'
   end
   local listens, is_yield = letter == 'L' or letter == 'U', letter == 'Y'
   local set = listens and op.listeners or op.queue
@@ -451,8 +439,8 @@ local function perform(op, letter, known)
   return answer .. holder
 end
 
--- The same for locks and queues in which there are shared leases or tickets, and for K. Its functions are created only
--- where they are needed.
+-- The same for locks and queues in which there are shared leases or tickets, and for what is done seldom: F, K, S and T.
+-- Its functions are created only where they are needed.
 local function mixed()
   -- M4: how many grants this call has made, whatever its keys.
   local granted = 0
@@ -674,6 +662,7 @@ local function mixed()
       end
       return held and '1' or 'lost'
     elseif letter == 'F' then
+      -- For a slot that is being moved, where a call with keys besides the lock is refused.
       return held and drop(op, owner, mode) > 0 and '1' or '0'
     elseif letter == 'K' then
       if held then
@@ -760,7 +749,7 @@ for i = 1, count do
     op.owner, op.ttl, op.more = ARGV[3 + i], ARGV[3 + count + i], ARGV[3 + 2 * count + i]
     op.mode = ARGV[3 + 3 * count + i] or ''
     local ok, result = false, { 'mixed' }
-    if op.mode == '' and sub(ops, i, i) ~= 'K' then
+    if op.mode == '' and not string.find('FKST', sub(ops, i, i), 1, true) then
       ok, result = pcall(perform, op, sub(ops, i, i), values[i])
     end
     if not ok and result[1] == 'mixed' then
