@@ -6,43 +6,31 @@ use std::rc::Rc;
 use futures::future::{self, Either, join_all};
 use futures::{FutureExt, StreamExt, stream};
 use lockstream::{FutureLockExt, LockRegistry, StreamLockExt, Token};
-use tokio::time::{Instant, interval, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{Floor, ms, two};
 
-/// A `select!` loop that polls the same acquisition again and again keeps its place: it does not queue again.
+/// One who looks in time keeps the turn, as often as it lets time go by before that.
 #[tokio::test(start_paused = true)]
-async fn a_select_loop_keeps_its_place() {
+async fn a_waiter_that_polls_in_time_has_the_turn() {
+    // A third of the ttl, after which the turn is another's (W4).
+    const PATIENCE: u64 = 1_000;
     let (_, here, there) = two();
-    let held = there.obtain("k").lease().await.unwrap();
-    let lock = here.obtain("k");
-    let mut acquire = lock.acquire();
-    let mut ticks = interval(ms(10));
-    let mut ticked = 0;
-    let mut rival = None;
-    loop {
-        tokio::select! {
-            acquired = &mut acquire => {
-                assert!(acquired.unwrap());
-                break;
-            }
-            _ = ticks.tick() => {
-                ticked += 1;
-                match ticked {
-                    3 => rival = Some(tokio::spawn(there.obtain("k").lease())),
-                    6 => break,
-                    _ => {}
-                }
-            }
-        }
-    }
+    let lock = |locks: &LockRegistry| locks.obtain("k").ttl(ms(3 * PATIENCE));
+    let held = lock(&there).lease().await.unwrap();
+    let mut slow = lock(&here).lease();
+    assert!((&mut slow).now_or_never().is_none());
     held.release().await.unwrap();
-    assert!(acquire.await.unwrap());
-    let rival = rival.unwrap();
-    assert!(!rival.is_finished(), "the rival came later");
-    lock.release().await.unwrap();
-    let lease = timeout(ms(100), rival).await.unwrap().unwrap().unwrap();
+    sleep(ms(PATIENCE - 10)).await;
+    let lease = (&mut slow).now_or_never().expect("its turn").unwrap();
+    // A lease once taken is held, polled or not.
+    let mut rival = lock(&there).lease();
+    assert!((&mut rival).now_or_never().is_none());
+    sleep(ms(PATIENCE)).await;
+    assert!(lease.is_valid());
+    assert!((&mut rival).now_or_never().is_none());
     lease.release().await.unwrap();
+    rival.await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

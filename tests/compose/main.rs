@@ -4,30 +4,28 @@
 //! |---|---|
 //! | `futures.rs` | does a lock work in `select!`, `join!`, `timeout`, boxed, spawned, borrowed, not `Send`? |
 //! | `nesting.rs` | do locks work inside locks? whose error is whose? |
-//! | `endings.rs` | what if the work panics, errs, outlives its lease, or the store is away at the end? |
 //! | `closing.rs` | does work end before the lock that a shutdown takes from it is another's? |
 //! | `draining.rs` | does work end by itself in a registry that takes nobody any more? |
-//! | `looking.rs` | what if nobody polls the one whose turn it is? |
 //! | `moving.rs` | is a future woken where it is polled, and not where it was? |
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
 //! | `spans.rs` | what do logs say that are written under a lock? |
 //! | `into_lock.rs` | what can be locked? |
+//! | `waits.rs` | for how long does one wait, and how many at a time? |
 //! | `at_random.rs` | does a lock keep others out, whatever is shared and nested? |
 #![cfg(feature = "test-util")]
 
 mod at_random;
 mod closing;
 mod draining;
-mod endings;
 mod futures;
 #[path = "../support/hearing.rs"]
 mod hearing;
 mod into_lock;
-mod looking;
 mod moving;
 mod nesting;
 mod spans;
 mod streams;
+mod waits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

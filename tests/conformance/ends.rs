@@ -363,6 +363,12 @@ pub(crate) async fn nothing_prolongs_what_is_kept<W: World>(w: &W) {
     let begin = Instant::now();
     idle(&registry).await;
     assert!(is_held(&lock).await);
+    let mut left = ms(452);
+    while let Some(now) = lock.inspect().await.unwrap().remaining() {
+        assert!(now <= left, "prolonged from {left:?} to {now:?}");
+        left = now;
+        sleep(ms(10)).await;
+    }
     free(&lock).await;
     assert!(begin.elapsed() <= ms(450) + W::LATE);
 }

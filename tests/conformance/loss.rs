@@ -9,7 +9,7 @@ use lockstream::{FutureLockExt, LockError, OnLost, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
-use crate::world::{World, assert_took, is_held, ms, poll_once};
+use crate::world::{World, assert_took, is_held, ms, poll_once, waiting};
 
 /// The usable part of a lease: its ttl but for 1 % and 2 ms.
 fn usable(ttl: u64) -> std::time::Duration {
@@ -95,6 +95,11 @@ pub(crate) async fn work_done_too_late_has_lost<W: World>(w: &W) {
     );
     assert_err!(rows.next().await.unwrap(), Lost, "k");
     assert!(rows.next().await.is_none());
+    // An item that comes too late is the last.
+    let rows = stream::once(block_for::<W>(ms(550))).with_lock(&lock);
+    let told: Vec<_> = rows.collect().await;
+    let late = matches!(told[..], [Ok(()), Err(LockError::Lost { .. })]);
+    assert!(late, "{told:?}");
 }
 
 /// Takes its time within one poll, so that no timer can come in between.
@@ -220,5 +225,20 @@ pub(crate) async fn an_expired_lease_does_not_release_its_successor<W: World>(w:
         sleep(ms(20)).await;
         assert!(other.is_acquired() && is_held(&other).await);
         assert!(other.release().await.unwrap());
+    }
+    // A release around the very end of a lease: in time, too late, or overtaken by the deadline on its way.
+    let (short, next) = (here.obtain("k").ttl(ms(300)), there.obtain("k"));
+    for round in 0..10 {
+        let lease = short.lease().await.unwrap();
+        let waiter = tokio::spawn(next.clone().ttl(ms(9000)).lease());
+        waiting(&next, 1).await;
+        sleep(ms(285 + 3 * round)).await;
+        match lease.release().await {
+            Ok(()) | Err(LockError::Lost { .. } | LockError::Store { .. }) => {}
+            told => panic!("{told:?}"),
+        }
+        let lease = waiter.await.unwrap().unwrap();
+        assert!(lease.is_valid() && is_held(&next).await);
+        lease.release().await.unwrap();
     }
 }

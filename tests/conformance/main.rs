@@ -23,7 +23,6 @@
 //! | `runtimes.rs` | what if runtimes come and go? |
 //! | `busy.rs` | what if a task computes, or blocks? |
 //! | `redis_alone.rs` | what does only a server show? |
-//! | `installed.rs` | what do bare keys lock? |
 #![cfg(feature = "test-util")]
 
 mod busy;
@@ -36,7 +35,6 @@ mod groups;
 mod handles;
 #[path = "../support/hearing.rs"]
 mod hearing;
-mod installed;
 mod invalid;
 mod leadership;
 mod leftovers;
@@ -76,7 +74,7 @@ mod work;
 mod world;
 
 /// How many cases there are.
-const CASES: usize = 258;
+const CASES: usize = 257;
 
 /// How many more there are that need a server.
 #[cfg(feature = "redis")]
@@ -119,7 +117,6 @@ suite! {
     work: in_runtime {
         #[core]
         work_runs_under_the_lock,
-        whatever_names_a_lock_will_do,
         work_is_not_polled_while_others_hold_the_lock,
         work_starts_when_the_lock_is_free,
         work_that_errs_releases,

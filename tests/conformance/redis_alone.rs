@@ -5,7 +5,9 @@ use std::future::pending;
 use futures::StreamExt;
 use futures::future::join_all;
 use lockstream::store::RedisStore;
-use lockstream::{FutureLockExt, Leadership, Lock, LockError, LockRegistry, LossCause, OnFinish};
+use lockstream::{
+    FutureLockExt, Leadership, Lock, LockError, LockRegistry, LossCause, OnFinish, Renewal,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
@@ -206,6 +208,16 @@ pub(crate) async fn a_value_of_somebody_else_is_never_deleted(w: &Redis) {
     assert!(is_theirs());
 
     w.server().del("lock:k");
+    // Found by a renewal, which gives it no ttl either.
+    let renewed = registry.obtain("k").ttl(ms(3000));
+    let lease = renewed.renewal(Renewal::watchdog()).lease().await.unwrap();
+    overwrite();
+    let begin = Instant::now();
+    assert!(lease.lost().await.is_lost() && !lease.is_valid());
+    assert!(begin.elapsed() <= ms(2000), "{:?}", begin.elapsed());
+    assert_err!(lease.release().await, Lost, "k");
+    assert!(is_theirs() && w.server().pttl("lock:k") == -1);
+    w.server().del("lock:k");
     let _lease = lock.lease().await.unwrap();
     overwrite();
     registry.shutdown().await;
@@ -227,6 +239,8 @@ pub(crate) async fn nothing_is_left_but_the_fence(w: &On<impl Make>) {
         idle(registry).await;
     }
     assert_eq!(w.server().keys("*"), ["lock:~fence"]);
+    let fence: u64 = w.server().ask(&["STRLEN", "lock:~fence"]);
+    assert!(fence < 30, "the fence grows with the names: {fence} bytes");
     // One channel a registry, however many keys were waited for; none of the server's other ways to subscribe.
     let channels = w.server().channels();
     assert_eq!(channels.len(), 4, "{channels:?}");
@@ -287,6 +301,10 @@ pub(crate) async fn a_lock_costs_two_calls(w: &On<impl Make>) {
 
         let held = lock.lease().await.unwrap();
         let lock = mode(two.obtain("k"));
+        let before = calls();
+        assert!(!lock.acquire_once().await.unwrap());
+        assert_eq!(calls() - before, 1, "one question");
+        assert_eq!(w.server().keys("*queue*"), [""; 0]);
         let mut acquire = lock.acquire();
         assert!(poll_once(&mut acquire).await.is_none());
         eventually("it stands in the queue", async || {
@@ -320,9 +338,14 @@ pub(crate) async fn tokens_grow_without_their_fence(w: &On<impl Make>) {
 
 pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &On<impl Make>) {
     let [here, there] = w.registries().await;
+    let renewed = here.obtain("k").ttl(ms(900)).renewal(Renewal::watchdog());
     for _ in 0..3 {
         w.server().script_flush();
-        let held = here.obtain("k").lease().await.unwrap();
+        let held = renewed.lease().await.unwrap();
+        let deadline = held.deadline();
+        w.server().script_flush();
+        eventually("it is renewed", async || held.deadline() > deadline).await;
+        assert!(held.is_valid());
         w.server().script_flush();
         let lock = there.obtain("k");
         let mut acquire = lock.acquire();
@@ -334,6 +357,13 @@ pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &On<impl Ma
         w.server().script_flush();
         assert!(lock.release().await.unwrap());
     }
+    // It is learnt again by the first that needs it, and the next pays nothing.
+    w.server().script_flush();
+    async {}.with_lock((&here, "k")).await.unwrap();
+    w.server().reset_stats();
+    async {}.with_lock((&here, "k")).await.unwrap();
+    let calls = ["evalsha", "eval", "script"].map(|name| w.server().calls(name));
+    assert_eq!(calls, [2, 0, 0]);
 }
 
 /// A connection that breaks again and again while many use it costs nobody a lease, a turn or an error.
@@ -397,9 +427,21 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
     let mut in_line = other.acquire();
     assert!(poll_once(&mut in_line).await.is_none());
     waiting(&there.obtain("k"), 1).await;
+    // However they are renewed, if at all.
+    let renewed = async |key, renewal| {
+        let lock = here.obtain(key).ttl(ms(30_000)).renewal(renewal);
+        lock.lease().await.unwrap()
+    };
+    let renewed = [
+        renewed("renewed", Renewal::watchdog()).await,
+        renewed("bounded", Renewal::watchdog().max_renewals(3)).await,
+    ];
     w.server_mut().restart();
     let begin = Instant::now();
-    let (lost, acquired) = tokio::join!(work, in_line);
+    let losses = join_all(renewed.iter().map(|lease| lease.lost()));
+    let (lost, acquired, losses) = tokio::join!(work, in_line, losses);
+    assert!(losses.iter().all(LockError::is_lost), "{losses:?}");
+    assert!(renewed.iter().all(|lease| !lease.is_valid()));
     let LockError::Lost { cause, .. } = assert_err!(lost, Lost, "k") else {
         unreachable!("it is a loss")
     };
@@ -445,6 +487,8 @@ pub(crate) async fn connecting_tells_what_is_wrong(w: &Redis) {
     w.set_offline(true);
     let begin = Instant::now();
     fails(w.proxy().url()).await;
+    let refused = LockRegistry::connect(w.proxy().url()).await.unwrap_err();
+    assert!(refused.is_retryable(), "{refused}");
     assert!(begin.elapsed() < SOON);
     w.set_offline(false);
     let registry = LockRegistry::connect(w.proxy().url()).await.unwrap();

@@ -1,12 +1,14 @@
 //! Leases that are prolonged while they are held.
 
 use std::future::pending;
+use std::sync::Arc;
 
-use lockstream::{FutureLockExt, LockError, Renewal};
+use futures::{StreamExt, stream};
+use lockstream::{FutureLockExt, LockError, Renewal, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
-use crate::world::{World, assert_took, free, idle, is_held, ms};
+use crate::world::{World, assert_took, eventually, free, idle, is_held, ms, poll_once};
 
 pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours<W: World>(w: &W) {
     let [here, there] = w.registries().await;
@@ -34,6 +36,20 @@ pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock<W: World>(w: &W) {
     let begin = Instant::now();
     assert_err!(pending::<()>().with_lock(fixed).await, Lost, "k");
     assert_took(begin, ms(493), W::LATE);
+
+    // A stream is work, too: for four ttls, and between its items.
+    let other = w.registry().await.obtain("k");
+    let renewed = registry.obtain("k").ttl(ms(1200));
+    let rows = stream::iter(0..20).then(async |row| {
+        sleep(ms(240)).await;
+        row
+    });
+    let mut rows = Box::pin(rows.with_lock(renewed.renewal(Renewal::watchdog())));
+    for expected in 0..20 {
+        assert_eq!(rows.next().await.unwrap().unwrap(), expected);
+        assert!(!other.acquire_once().await.unwrap());
+    }
+    assert!(rows.next().await.is_none());
 }
 
 pub(crate) async fn at_most_so_many_renewals<W: World>(w: &W) {
@@ -47,16 +63,35 @@ pub(crate) async fn at_most_so_many_renewals<W: World>(w: &W) {
     assert_took(begin, ms(400 + 592), W::LATE);
 }
 
-/// The key is gone, or another's: the holder knows at the next renewal, long before its deadline.
+/// The key is gone, or another's: the holder knows at the next renewal, long before its deadline. Work is dropped then.
 pub(crate) async fn a_renewal_finds_the_loss<W: World>(w: &W) {
     let registry = w.registry().await;
-    let lock = registry.obtain("k").ttl(ms(6000));
-    let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
+    let renewed = |key| {
+        let lock = registry.obtain(key).ttl(ms(6000));
+        lock.renewal(Renewal::watchdog())
+    };
+    let lease = renewed("k").lease().await.unwrap();
+    let guard = Arc::new(());
+    let inside = guard.clone();
+    let work = async move {
+        let _inside = inside;
+        pending::<()>().await;
+    };
+    let mut work = Box::pin(work.with_lock(renewed("work")));
+    eventually("the work runs", async || {
+        assert!(poll_once(&mut work).await.is_none());
+        is_held(&registry.obtain("work")).await
+    })
+    .await;
     let begin = Instant::now();
     w.expire("k");
-    assert!(lease.lost().await.is_lost());
+    w.expire("work");
+    let (lost, ended) = tokio::join!(lease.lost(), work);
+    assert!(lost.is_lost());
     assert!(begin.elapsed() <= ms(2000) + W::LATE);
     assert_err!(lease.release().await, Lost, "k");
+    assert_err!(ended, Lost, "work");
+    assert_eq!(Arc::strong_count(&guard), 1, "the work outlived its lease");
 }
 
 /// Nothing is prolonged after its release, however the two cross.

@@ -200,21 +200,33 @@ pub(crate) fn a_loss_is_told_after_another_runtime_is_gone<W: World>(w: &W) {
 }
 
 /// D7: a guard outlives the runtime that acquired it, and nobody looks at it meanwhile. It was renewed no more, though
-/// another runtime was there.
+/// another runtime was there. One that was forgotten is renewed as well.
 pub(crate) fn a_lease_is_renewed_by_the_runtime_that_is_left<W: World>(w: &W) {
-    let registry = w.lazy_builder().build().unwrap();
-    let (first, second) = (runtime(), runtime());
-    let lease = first.block_on(renewed(&registry).lease()).unwrap();
-    let other = second.block_on(registry.obtain("other").lease()).unwrap();
-    drop(first);
-    second.block_on(async {
-        sleep(3 * TTL).await;
-        assert!(lease.is_valid() && other.is_valid());
-        let rival = w.registry().await;
-        assert!(!rival.obtain("k").acquire_once().await.unwrap());
-        lease.release().await.unwrap();
-        other.release().await.unwrap();
-    });
+    for second_works in [false, true] {
+        let registry = w.lazy_builder().build().unwrap();
+        let (first, second) = (runtime(), runtime());
+        // Whoever comes first has the registry's tasks on its runtime.
+        let early =
+            second_works.then(|| second.block_on(registry.obtain("early").lease()).unwrap());
+        let lease = first.block_on(renewed(&registry).lease()).unwrap();
+        let forgotten = registry.obtain("forgotten").ttl(TTL);
+        let forgotten = forgotten.renewal(Renewal::watchdog()).lease();
+        std::mem::forget(first.block_on(forgotten).unwrap());
+        let other = second.block_on(registry.obtain("other").lease()).unwrap();
+        drop(first);
+        second.block_on(async {
+            sleep(3 * TTL).await;
+            assert!(lease.is_valid() && other.is_valid());
+            let rival = w.registry().await;
+            for key in ["k", "forgotten"] {
+                assert!(!rival.obtain(key).acquire_once().await.unwrap());
+            }
+            for lease in [lease, other].into_iter().chain(early) {
+                lease.release().await.unwrap();
+            }
+            registry.shutdown().await;
+        });
+    }
 }
 
 /// D7: the registry knows no other runtime when the first one ends, until somebody looks at the guard.

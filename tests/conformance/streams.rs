@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::task::Poll;
 
 use futures::stream::{self, FusedStream};
 use futures::{Stream, StreamExt, TryStreamExt};
@@ -170,17 +171,32 @@ pub(crate) async fn a_streams_own_errors_do_not_end_it<W: World>(w: &W) {
         .await;
 }
 
-/// One item asked for is one item polled.
+/// One item asked for is one poll: none ahead, none before the lock is held, and none after the end.
 pub(crate) async fn back_pressure_is_the_streams_own<W: World>(w: &W) {
-    let registry = w.registry().await;
-    let polled = Cell::new(0);
-    let rows = stream::iter(1..).inspect(|_| polled.set(polled.get() + 1));
-    let mut rows = Box::pin(rows.with_lock(registry.obtain("k")));
-    for row in 1..=5 {
+    let [here, there] = w.registries().await;
+    let held = there.obtain("k").lease().await.unwrap();
+    let (polls, mut numbers) = (Cell::new(0), 1..=3);
+    let rows = stream::poll_fn(|_| {
+        polls.set(polls.get() + 1);
+        Poll::Ready(numbers.next())
+    });
+    let mut rows = Box::pin(rows.with_lock((&here, "k")));
+    assert!(poll_once(&mut rows.next()).await.is_none());
+    assert_eq!(polls.get(), 0, "polled before the lock is held");
+    let watch = there.obtain("k");
+    waiting(&watch, 1).await;
+    held.release().await.unwrap();
+    sleep(ms(5)).await;
+    assert_eq!(polls.get(), 0, "polled though nobody asks");
+    for row in 1..=3 {
         assert_eq!(rows.next().await.unwrap().unwrap(), row);
-        tokio::task::yield_now().await;
-        assert_eq!(polled.get(), row);
+        sleep(ms(5)).await;
+        assert_eq!(polls.get(), row);
+        assert!(is_held(&watch).await, "held between items");
     }
+    assert!(rows.next().await.is_none() && rows.is_terminated());
+    assert!(rows.next().await.is_none(), "and ends again");
+    assert_eq!(polls.get(), 4);
 }
 
 pub(crate) async fn a_stream_that_is_slow_is_waited_for_under_the_lease<W: World>(w: &W) {
@@ -205,13 +221,16 @@ pub(crate) async fn a_stream_that_is_slow_is_waited_for_under_the_lease<W: World
 pub(crate) async fn done_streams_say_so<W: World>(w: &W) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
-    let mut rows = Box::pin(stream::iter([1]).with_lock(&lock).or_skip());
+    let rows = stream::iter([1]).with_lock(&lock);
+    assert_eq!(rows.size_hint(), (0, Some(2)), "or an error, or both");
+    let mut rows = Box::pin(rows.or_skip());
     assert!(!rows.is_terminated());
     assert_eq!(rows.size_hint().0, 0, "it may end with an error, or empty");
     assert_eq!(rows.try_next().await.unwrap(), Some(1));
     assert!(!rows.is_terminated());
     assert_eq!(rows.try_next().await.unwrap(), None);
     assert!(rows.is_terminated());
+    assert_eq!(rows.size_hint(), (0, Some(0)));
     assert_eq!(rows.try_next().await.unwrap(), None);
     let mut empty = Box::pin(stream::empty::<u8>().with_lock(&lock));
     assert!(empty.next().await.is_none());

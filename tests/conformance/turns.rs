@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use futures::future::join_all;
+use lockstream::future::AcquireLease;
 use lockstream::{FutureLockExt, LockError, LockRegistry};
 use tokio::time::{Instant, sleep};
 
@@ -42,31 +43,36 @@ pub(crate) async fn processes_take_turns_in_order_of_arrival<W: World>(w: &W) {
     assert_eq!(order.take(), (0..8).collect::<Vec<_>>());
 }
 
+/// Whoever holds before them, and though some give up on the way.
 pub(crate) async fn waiters_of_one_process_take_turns_in_order_of_arrival<W: World>(w: &W) {
+    let elsewhere = w.registry().await;
     for passes in [0, 16] {
-        let registry = w.builder().await.local_passes(passes).build().unwrap();
-        let held = registry.obtain("k").lease().await.unwrap();
-        let locks: Vec<_> = (0..20).map(|_| registry.obtain("k")).collect();
-        let mut in_line = Vec::new();
-        for lock in &locks {
-            let mut acquire = lock.acquire();
-            assert!(poll_once(&mut acquire).await.is_none());
-            in_line.push(acquire);
+        let here = w.builder().await.local_passes(passes).build().unwrap();
+        for holder in [&here, &elsewhere] {
+            let held = holder.obtain("k").lease().await.unwrap();
+            let locks: Vec<_> = (0..20).map(|_| here.obtain("k")).collect();
+            let mut in_line = Vec::new();
+            for lock in &locks {
+                let mut acquire = lock.acquire();
+                assert!(poll_once(&mut acquire).await.is_none());
+                in_line.push(acquire);
+            }
+            if std::ptr::eq(holder, &elsewhere) {
+                waiting(&locks[0], 1).await;
+            }
+            let mut in_line: Vec<_> = in_line.into_iter().enumerate().collect();
+            in_line.retain(|(place, _)| ![0, 7, 19].contains(place));
+            let stayed: Vec<_> = in_line.iter().map(|(place, _)| *place).collect();
+            held.release().await.unwrap();
+            let order = RefCell::new(Vec::new());
+            join_all(in_line.into_iter().map(async |(place, acquire)| {
+                assert!(acquire.await.unwrap());
+                order.borrow_mut().push(place);
+                assert!(locks[place].release().await.unwrap());
+            }))
+            .await;
+            assert_eq!(order.take(), stayed, "{passes} passes");
         }
-        held.release().await.unwrap();
-        let order = RefCell::new(Vec::new());
-        join_all(
-            in_line
-                .into_iter()
-                .enumerate()
-                .map(async |(place, acquire)| {
-                    assert!(acquire.await.unwrap());
-                    order.borrow_mut().push(place);
-                    assert!(locks[place].release().await.unwrap());
-                }),
-        )
-        .await;
-        assert_eq!(order.take(), (0..20).collect::<Vec<_>>(), "{passes} passes");
     }
 }
 
@@ -190,14 +196,17 @@ pub(crate) async fn a_turn_lost_after_the_wait_is_busy<W: World>(w: &W) {
 pub(crate) async fn too_many_waiters_are_turned_away<W: World>(w: &W) {
     let holder = w.registry().await;
     let registry = w.builder().await.max_waiters(2).build().unwrap();
-    let held = holder.obtain("k").lease().await.unwrap();
+    let held = holder.obtain("k").ttl(ms(9000)).lease().await.unwrap();
     let lock = registry.obtain("k");
     let (mut one, mut two) = (lock.lease(), lock.clone().lease());
     assert!(poll_once(&mut one).await.is_none());
     assert!(poll_once(&mut two).await.is_none());
+    waiting(&holder.obtain("k"), 1).await;
 
+    let (begin, commands) = (Instant::now(), w.commands());
     let full = |error: LockError| matches!(error, LockError::QueueFull { limit: 2, .. });
     assert!(full(assert_err!(lock.acquire().await, QueueFull, "k")));
+    assert!(full(assert_err!(lock.lease().await, QueueFull, "k")));
     assert!(full(assert_err!(
         lock.lease().or_skip().await,
         QueueFull,
@@ -209,16 +218,22 @@ pub(crate) async fn too_many_waiters_are_turned_away<W: World>(w: &W) {
         QueueFull,
         "k"
     )));
-    // Who does not wait is no waiter, and another key has a line of its own.
+    assert_took(begin, ms(0), W::LATE);
+    assert_eq!(w.commands(), commands, "the store is spared");
+    // Who does not wait is no waiter. Another key, and another process, have lines of their own.
     assert!(!lock.acquire_once().await.unwrap());
+    assert!(!lock.acquire_within(ms(0)).await.unwrap());
     let other = registry.obtain("other");
     assert!(other.acquire_once().await.unwrap());
+    let mut elsewhere = holder.obtain("k").lease();
+    assert!(poll_once(&mut elsewhere).await.is_none());
 
-    // A place that is given up is free at once.
+    // A place that is given up is free at once, for one.
     drop(two);
     let mut three = lock.clone().lease();
     assert!(poll_once(&mut three).await.is_none());
+    assert!(full(assert_err!(lock.acquire().await, QueueFull, "k")));
     held.release().await.unwrap();
-    one.await.unwrap().release().await.unwrap();
-    three.await.unwrap().release().await.unwrap();
+    let turn = async |waiter: AcquireLease| waiter.await.unwrap().release().await.unwrap();
+    tokio::join!(turn(one), turn(three), turn(elsewhere));
 }

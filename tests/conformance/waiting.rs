@@ -316,6 +316,9 @@ pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &
         lock.release(),
         lock.inspect(),
     );
+    let handles = (0..10_000).map(|n| registry.obtain(format!("order:{}", n % 100)));
+    let handles: Vec<_> = handles.collect();
+    assert_eq!(handles[142].key(), "order:42");
     assert_eq!(registry.in_use(), 0);
     assert!(w.leftovers().is_empty());
     assert_eq!(w.commands(), commands);

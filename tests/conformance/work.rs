@@ -1,14 +1,14 @@
 //! Futures under a lock.
 
 use std::cell::{Cell, RefCell};
-use std::future::{pending, poll_fn};
+use std::future::{Ready, pending, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::Poll;
 
-use futures::FutureExt;
 use futures::future::FusedFuture;
-use lockstream::{FutureLockExt, LockError};
+use futures::{FutureExt, StreamExt, stream};
+use lockstream::{FutureLockExt, LeaseView, LockError, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
@@ -28,19 +28,6 @@ pub(crate) async fn work_runs_under_the_lock<W: World>(w: &W) {
     // Completion waits for the release.
     assert!(!is_held(&watch).await);
     assert!(watch.acquire_once().await.unwrap());
-}
-
-pub(crate) async fn whatever_names_a_lock_will_do<W: World>(w: &W) {
-    let registry = w.registry().await;
-    let lock = registry.obtain("k");
-    async {}.with_lock(&lock).await.unwrap();
-    async {}.with_lock(lock.clone()).await.unwrap();
-    async {}.with_lock(Arc::new(lock)).await.unwrap();
-    async {}.with_lock((&registry, "k")).await.unwrap();
-    async {}
-        .with_lock((registry, String::from("k")))
-        .await
-        .unwrap();
 }
 
 pub(crate) async fn work_is_not_polled_while_others_hold_the_lock<W: World>(w: &W) {
@@ -122,15 +109,41 @@ pub(crate) async fn work_that_errs_releases<W: World>(w: &W) {
     let _held = lock.lease().await.unwrap();
     let busy = sell().try_with_lock(lock.clone().wait(ms(0))).await;
     assert!(matches!(busy, Err(ShopError::Lock(error)) if error.is_not_acquired()));
+    let brief = lock.clone().wait(ms(0));
+    let busy = brief.try_with_lease(async |_| sell().await).await;
+    assert!(matches!(busy, Err(ShopError::Lock(error)) if error.is_not_acquired()));
 }
 
 /// The one error that is skipped is the lock's own, not one that the work brought from a lock inside it.
 pub(crate) async fn an_inner_locks_busy_is_not_skipped<W: World>(w: &W) {
-    let registry = w.registry().await;
-    let _held = registry.obtain("inner").lease().await.unwrap();
-    let inner = async {}.with_lock(registry.obtain("inner").wait(ms(10)));
-    let outer = inner.try_with_lock(registry.obtain("outer")).or_skip();
-    assert_err!(outer.await, NotAcquired, "inner");
+    let [here, there] = w.registries().await;
+    let _held = there.obtain("inner").lease().await.unwrap();
+    let inner = here.obtain("inner").wait(ms(5));
+    let outer = here.obtain("outer");
+    let rows = || StreamLockExt::with_lock(stream::iter([1]), &inner);
+
+    let told = async {}.with_lock(&inner).try_with_lock(&outer).or_skip();
+    assert_err!(told.await, NotAcquired, "inner");
+    let told = async {}.with_lock(&inner).with_lock(&outer).or_skip().await;
+    let told = told.unwrap().expect("the outer was free");
+    assert_err!(told, NotAcquired, "inner");
+    let told = outer.try_with_lease(|_| async {}.with_lock(&inner));
+    assert_err!(told.or_skip().await, NotAcquired, "inner");
+    let told = StreamLockExt::try_with_lock(rows(), &outer).or_skip();
+    let mut told: Vec<_> = told.collect().await;
+    assert_err!(told.pop().unwrap(), NotAcquired, "inner");
+    assert!(told.is_empty());
+    let told = outer.try_with_lease_stream(|_| rows()).or_skip();
+    let mut told: Vec<_> = told.collect().await;
+    assert_err!(told.pop().unwrap(), NotAcquired, "inner");
+    assert!(told.is_empty());
+
+    // And the lock's own.
+    let work = async { Ok::<_, LockError>(1) };
+    let told = work.try_with_lock(&inner).or_skip().await;
+    assert_eq!(told.unwrap(), None);
+    assert_eq!(rows().or_skip().count().await, 0);
+    assert!(inner.lease().or_skip().await.unwrap().is_none());
 }
 
 /// Dropped at whatever await of the work, the lock is free at once, and so is the work's own.
@@ -223,6 +236,28 @@ pub(crate) async fn work_that_panics_releases<W: World>(w: &W) {
     });
     assert!(caught.await.unwrap_err().is_panic());
     free(&lock).await;
+    // Before there is a future, in one that leads, and in a stream.
+    let begins = |_: LeaseView| -> Ready<()> { panic!("as the case wants it, at once") };
+    let caught = AssertUnwindSafe(lock.with_lease(begins))
+        .catch_unwind()
+        .await;
+    assert!(caught.is_err());
+    free(&lock).await;
+    let leads = lock.lead(async |_| panic!("as the case wants it, leading"));
+    assert!(AssertUnwindSafe(leads).catch_unwind().await.is_err());
+    free(&lock).await;
+    let rows = stream::iter(0..3).inspect(|row| assert_ne!(*row, 2, "as the case wants it"));
+    let rows = StreamLockExt::with_lock(rows, &lock).count();
+    assert!(AssertUnwindSafe(rows).catch_unwind().await.is_err());
+    free(&lock).await;
+    // A future that panicked may be kept: it holds, and lets go when it is dropped.
+    let work = async { panic!("as the case wants it, kept") };
+    let mut kept = Box::pin(work.with_lock(&lock));
+    let caught = AssertUnwindSafe(kept.as_mut()).catch_unwind().await;
+    assert!(caught.is_err());
+    drop(kept);
+    free(&lock).await;
+    idle(&registry).await;
 }
 
 pub(crate) async fn work_that_wants_its_token_gets_it<W: World>(w: &W) {
