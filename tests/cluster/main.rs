@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
+pub(crate) use support::ms;
 use support::{Cluster, wait_until};
 use tokio::time::sleep;
 
@@ -35,10 +36,6 @@ pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 /// What comes sooner has come by a grant: any waiter asks by itself every 8 to 12 s.
 pub(crate) const BY_GRANT: Duration = Duration::from_secs(5);
-
-pub(crate) const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 pub(crate) fn builder(cluster: &Cluster) -> LockRegistryBuilder {
     let store = RedisStore::connect_lazy(cluster.url()).unwrap();

@@ -28,14 +28,11 @@ mod urls;
 use std::time::Duration;
 
 use lockstream::{LockError, LockRegistry, StoreError};
+pub(crate) use support::ms;
 use support::{Role, Worker};
 
 /// For what takes some round trips, and the start of a process.
 pub(crate) const BOUND: Duration = Duration::from_secs(10);
-
-pub(crate) const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// A registry that has not connected.
 pub(crate) fn lazy(url: &str) -> LockRegistry {

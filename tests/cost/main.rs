@@ -1,25 +1,24 @@
 //! What locks cost a server, counted on the server.
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
+#[path = "../support/lock_server.rs"]
+mod lock_server;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use lockstream::store::RedisStore;
+use lock_server::{BOUND, LockServer, registry_builder, wait_for_queue};
 use lockstream::{Lease, LockRegistry, LockRegistryBuilder};
 use support::{RedisServer, wait_until};
 use tokio::time::{sleep, timeout};
-
-const BOUND: Duration = Duration::from_secs(5);
 
 /// Over so much time a waiter must not ask again, by design: a ttl of 30 s is far from over, and so are the 8 to 12 s of W2.
 const SILENCE: Duration = Duration::from_secs(3);
 
 async fn builder(server: &RedisServer) -> LockRegistryBuilder {
-    let store = RedisStore::connect(server.url()).await.unwrap();
-    LockRegistry::builder(store).response_timeout(Duration::from_secs(10))
+    registry_builder(&server.url()).await
 }
 
 async fn registry(server: &RedisServer) -> LockRegistry {
@@ -54,10 +53,6 @@ fn calls(server: &RedisServer) -> u64 {
     outside.into_iter().map(|name| server.calls(name)).sum()
 }
 
-fn waiting(server: &RedisServer) -> u64 {
-    server.ask(&["ZCARD", "{lock:k}:~queue2"])
-}
-
 #[tokio::test]
 async fn a_hundred_waiters_cost_one_call() {
     let server = RedisServer::start();
@@ -67,10 +62,10 @@ async fn a_hundred_waiters_cost_one_call() {
     let waiters: Vec<_> = (0..100)
         .map(|_| tokio::spawn(here.obtain("k").lease()))
         .collect();
-    wait_until("one ticket stands", BOUND, || waiting(&server) == 1).await;
+    wait_for_queue(&server, 1).await;
     sleep(SILENCE).await;
     assert_eq!(calls(&server), 1, "{:?}", server.all_calls());
-    assert_eq!(waiting(&server), 1);
+    assert_eq!(server.queue(), 1);
     held.release().await.unwrap();
     let begin = Instant::now();
     let mut last = 0;
@@ -125,10 +120,7 @@ async fn a_contended_acquisition_costs_two_calls() {
     for (at, registry) in registries.iter().enumerate() {
         if at > 0 {
             queue.push(tokio::spawn(registry.obtain("k").lease()));
-            wait_until("it waits in the queue", BOUND, || {
-                waiting(&server) == at as u64
-            })
-            .await;
+            wait_for_queue(&server, at as u64).await;
         }
     }
     server.reset_stats();
@@ -143,7 +135,7 @@ async fn a_contended_acquisition_costs_two_calls() {
             .unwrap()
             .unwrap();
         queue.push(tokio::spawn(registries[at].obtain("k").lease()));
-        wait_until("it waits in the queue", BOUND, || waiting(&server) == 2).await;
+        wait_for_queue(&server, 2).await;
         at = (at + 1) % registries.len();
     }
     assert_eq!(calls(&server), 2 * TURNS as u64, "{:?}", server.all_calls());
@@ -164,7 +156,7 @@ async fn a_thousand_waiters_share_a_connection() {
         }
     }));
     let waiters = tokio::spawn(waiters);
-    wait_until("one ticket stands", BOUND, || waiting(&server) == 1).await;
+    wait_for_queue(&server, 1).await;
     assert_eq!(server.clients().len(), 2);
     held.release().await.unwrap();
     let tokens = timeout(2 * BOUND, waiters)

@@ -8,7 +8,7 @@ use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 use crate::cut::{Cut, Then};
-use crate::lock_server::{LockServer, registry_builder};
+use crate::lock_server::{LockServer, nothing_left, registry_builder};
 use crate::support::wait_until;
 use crate::victims::{ENTERING, Floor, Kind, Make};
 
@@ -30,14 +30,9 @@ crate::on_each_server! {
 }
 
 async fn registry(server: &impl LockServer) -> LockRegistry {
-    registry_builder(&server.url())
-        .await
-        .unwrap()
-        .ttl(Duration::from_secs(60))
-        .wait(Duration::from_secs(60))
-        .response_timeout(Duration::from_secs(10))
-        .build()
-        .unwrap()
+    let minute = Duration::from_secs(60);
+    let builder = registry_builder(&server.url()).await;
+    builder.ttl(minute).wait(minute).build().unwrap()
 }
 
 struct World {
@@ -139,13 +134,7 @@ async fn drop_at_every_poll<S: LockServer>(kind: Kind) {
     assert!(cuts > ENTERING.len() * 6, "{cuts} cuts");
     drop((all, local));
     let world = std::rc::Rc::into_inner(shared).unwrap();
-    wait_until("nothing is in use", BOUND, || {
-        [&world.here, &world.there, &world.behind]
-            .iter()
-            .all(|it| it.in_use() == 0)
-    })
-    .await;
-    assert_eq!(server.leftovers(), [""; 0]);
+    nothing_left(&server, &[&world.here, &world.there, &world.behind]).await;
     drop(world);
     wait_until("connections end", BOUND, || server.connections() == 0).await;
     wait_until("tasks end", BOUND, || {

@@ -128,7 +128,6 @@ async fn a_storm_on_a_server<S: crate::lock_server::LockServer>() {
     let mut registries = Vec::new();
     for _ in 0..3 {
         let builder = crate::lock_server::registry_builder(&server.url()).await;
-        let builder = builder.unwrap().response_timeout(Duration::from_secs(10));
         registries.push(builder.build().unwrap());
     }
     storms(&registries).await;

@@ -8,11 +8,15 @@
 //! | `wire.rs` | the connection: cut, silent, slow |
 //! | `rights.rs` | rights, passwords, no server at all |
 //! | `refusals.rs` | nothing: the server says no |
+//! | `policies.rs` | nothing: the server cannot push |
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod ends;
 #[path = "../support/hearing.rs"]
 mod hearing;
+#[path = "../support/lock_server.rs"]
+mod lock_server;
+mod policies;
 mod refusals;
 mod rights;
 mod server;
@@ -22,23 +26,12 @@ mod wire;
 
 use std::time::Duration;
 
-use lockstream::store::RedisStore;
-use lockstream::{Lease, LockError, LockRegistry, LockRegistryBuilder};
-use support::{RedisServer, wait_until};
+pub(crate) use lock_server::{BOUND, nothing_left, registry_builder as builder, wait_for_queue};
+use lockstream::{Lease, LockError, LockRegistry};
+use support::RedisServer;
+pub(crate) use support::ms;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-
-/// For what takes a reconnect and some round trips; far below the usual ttl and wait.
-pub(crate) const BOUND: Duration = Duration::from_secs(5);
-
-pub(crate) const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-pub(crate) async fn builder(url: &str) -> LockRegistryBuilder {
-    let store = RedisStore::connect(url).await.unwrap();
-    LockRegistry::builder(store).response_timeout(Duration::from_secs(10))
-}
 
 /// One who holds `k` and, in another process as it were, one who waits for it, behind a third who only looks.
 pub(crate) struct Scene {
@@ -102,21 +95,4 @@ pub(crate) async fn served(
 ) -> Lease {
     let lease = timeout(within, waiter).await.expect("the waiter is served");
     lease.unwrap().unwrap()
-}
-
-pub(crate) async fn wait_for_queue(server: &RedisServer, tickets: u64) {
-    wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == tickets
-    })
-    .await;
-}
-
-/// The server keeps the fence at most, and the registries nothing.
-pub(crate) async fn nothing_left(server: &RedisServer, registries: &[&LockRegistry]) {
-    wait_until("nothing is in use", BOUND, || {
-        registries.iter().all(|registry| registry.in_use() == 0)
-    })
-    .await;
-    let keys = server.keys("*");
-    assert!(keys.iter().all(|key| key == "lock:~fence"), "{keys:?}");
 }

@@ -5,7 +5,7 @@ use lockstream::{LockError, LockRegistry};
 use tokio::time::{sleep, timeout};
 
 use crate::hearing::Log;
-use crate::support::{Proxy, RedisServer, chain};
+use crate::support::{RedisServer, chain};
 use crate::{BOUND, builder, ms, nothing_left, served};
 
 fn lazy(url: &str) -> LockRegistry {
@@ -51,33 +51,6 @@ async fn a_wrong_password() {
         .release()
         .await
         .unwrap();
-}
-
-#[tokio::test]
-async fn no_server_at_all() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(&server);
-    proxy.refuse();
-    let begin = Instant::now();
-    let told = LockRegistry::connect(proxy.url()).await.unwrap_err();
-    assert!(told.is_retryable(), "{told}");
-    let locks = lazy(&proxy.url());
-    let told = locks.obtain("k").acquire_once().await.unwrap_err();
-    assert!(matches!(told, LockError::Store { .. }), "{told:?}");
-    let told = locks.obtain("k").lease_within(ms(300)).await.unwrap_err();
-    assert!(
-        matches!(told, LockError::Store { .. }),
-        "retried until the wait was over: {told:?}"
-    );
-    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
-    assert_eq!(locks.in_use(), 0);
-
-    // It comes up while somebody waits for it, and nobody has to ask again.
-    let waiter = tokio::spawn(locks.obtain("k").lease());
-    sleep(ms(200)).await;
-    proxy.accept();
-    served(waiter, BOUND).await.release().await.unwrap();
-    assert!(locks.obtain("k").acquire_once().await.unwrap());
 }
 
 /// Where somebody accepts and does not speak, the time to connect ends it.

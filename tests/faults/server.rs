@@ -176,22 +176,6 @@ async fn shut_down_in_order_and_started_again() {
     scene.ends_well(&server).await;
 }
 
-#[tokio::test]
-async fn scripts_flushed() {
-    let server = RedisServer::start();
-    let scene = Scene::set(&server, &server.url(), LONG).await;
-    server.script_flush();
-    scene.ends_well(&server).await;
-    let locks = builder(&server.url()).await.build().unwrap();
-    for _ in 0..5 {
-        let lease = locks.obtain("k").lease().await.unwrap();
-        server.script_flush();
-        lease.release().await.unwrap();
-        server.script_flush();
-    }
-    assert_eq!(server.keys("*"), ["lock:~fence"]);
-}
-
 /// All data gone, and no connection broken: nothing tells, until the holder releases, or the waiter's time to ask
 /// comes (W2).
 #[tokio::test]

@@ -171,33 +171,6 @@ async fn slow() {
     );
 }
 
-/// Answers that take longer than the ttl bring leases that are over: never one of those is given out.
-#[tokio::test]
-async fn slower_than_the_ttl() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(&server);
-    let locks = builder(&proxy.url()).await.build().unwrap();
-    locks
-        .obtain("warm")
-        .lease()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    proxy.delay(Way::ToClient, ms(700));
-    let lock = locks.obtain("k").ttl(ms(500));
-    let busy = lock.acquire_within(ms(2_000)).await;
-    assert!(!matches!(busy, Ok(true)), "{busy:?}");
-    let waiter = tokio::spawn(lock.lease());
-    sleep(ms(1_000)).await;
-    proxy.delay(Way::ToClient, ms(0));
-    let lease = served(waiter, BOUND).await;
-    assert!(lease.is_valid());
-    lease.release().await.unwrap();
-    nothing_left(&server, &[&locks]).await;
-}
-
 /// The client's half of the connection ends, the server's does not, and the other way round.
 #[tokio::test]
 async fn half_closed() {

@@ -48,14 +48,10 @@ use std::time::{Duration, Instant};
 
 use lockstream::store::PostgresStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
-use support::on_a_steady_machine;
+use support::{ms, on_a_steady_machine};
 use tokio_postgres::NoTls;
 
 const BOUND: Duration = Duration::from_secs(10);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// A registry to be. Leases last 2 s.
 fn builder(store: PostgresStore) -> LockRegistryBuilder {

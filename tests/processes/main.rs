@@ -7,27 +7,16 @@ mod lock_server;
 mod support;
 mod workers;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures::future::join_all;
-use lock_server::{LockServer, registry_builder};
-use lockstream::{LockRegistry, StoreError};
-use support::{Role, Worker, wait_until};
-use tokio::time::timeout;
+use lock_server::{BOUND, LockServer, registry_builder, wait_for_queue};
+use lockstream::LockRegistry;
+use support::{Role, Worker, ms, wait_until};
+use tokio::time::{sleep, timeout};
 
-/// For what takes a round trip or two, and the start of a process.
-const BOUND: Duration = Duration::from_secs(5);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
-
-async fn registry(url: &str) -> Result<LockRegistry, StoreError> {
-    Ok(registry_builder(url)
-        .await?
-        .response_timeout(Duration::from_secs(10))
-        .build()
-        .unwrap())
+async fn registry(url: &str) -> LockRegistry {
+    registry_builder(url).await.build().unwrap()
 }
 
 /// Not a test, but what the other processes run.
@@ -60,18 +49,10 @@ fn spawn(server: &impl LockServer, role: &str, env: &[(&str, &str)]) -> Worker {
     Worker::spawn("worker", role, &env)
 }
 
-/// Waits until so many registries are in the queue of `k`.
-async fn wait_for_queue(server: &impl LockServer, tickets: u64) {
-    wait_until(format!("{tickets} in the queue"), BOUND, || {
-        server.queue() == tickets
-    })
-    .await;
-}
-
 /// A holder that is killed cannot release: its lease runs out, and the waiter has it then, and not before.
 async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
+    let here = registry(&server.url()).await;
     let ttl = ms(1_500);
     let begin = Instant::now();
     let mut holder = spawn(&server, "holder", &[("TTL", "1500")]);
@@ -98,7 +79,7 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>()
 /// Only the end of a lease keeps its key. A crash does not: the job was not done.
 async fn a_killed_job_is_done_again_when_its_ttl_is_over<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
+    let here = registry(&server.url()).await;
     let job = [("TTL", "1500"), ("KEEP_FOR", "60000")];
     let mut holder = spawn(&server, "holder", &job);
     holder.expect_line("holds ", BOUND).await;
@@ -112,29 +93,38 @@ async fn a_killed_job_is_done_again_when_its_ttl_is_over<S: LockServer>() {
     assert_eq!(server.leftovers(), [""; 0]);
 }
 
-/// A waiter that is killed leaves a ticket. The hand-over passes it by at once: nobody waits a ttl for the dead.
+/// Waiters that are killed leave tickets at the front of the queue. The hand-over passes all of them by at once: the first
+/// that lives is next, and nobody waits a ttl for the dead.
 async fn a_killed_waiter_is_passed_by<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
+    let here = registry(&server.url()).await;
     let lease = here.obtain("k").lease().await.unwrap();
-    let mut first = spawn(&server, "holder", &[]);
-    wait_for_queue(&server, 1).await;
-    let mut second = spawn(&server, "holder", &[]);
-    wait_for_queue(&server, 2).await;
+    let mut workers = Vec::new();
+    for place in 1..=5 {
+        workers.push(spawn(&server, "holder", &[]));
+        wait_for_queue(&server, place).await;
+    }
+
     let connections = server.connections();
-    first.sigkill();
+    let living = workers.split_off(3);
+    workers.iter_mut().for_each(Worker::sigkill);
     wait_until("the server sees it", BOUND, || {
-        server.connections() < connections
+        server.connections() + 3 <= connections
     })
     .await;
-    let token = lease.token();
-    let released = Instant::now();
+    assert_eq!(server.queue(), 5);
+    let mut token = lease.token().get();
     lease.release().await.unwrap();
-    let next: u64 = second.expect_line("holds ", BOUND).await.parse().unwrap();
-    assert!(released.elapsed() < ms(1_000), "{:?}", released.elapsed());
-    assert!(next > token.get());
-    second.tell("release");
-    second.expect_line("released", BOUND).await;
+    for (left, mut worker) in [1, 0].into_iter().zip(living) {
+        let released = Instant::now();
+        let next: u64 = worker.expect_line("holds ", BOUND).await.parse().unwrap();
+        assert!(released.elapsed() < ms(1_000), "{:?}", released.elapsed());
+        assert_eq!(server.queue(), left);
+        assert!(next > token);
+        token = next;
+        worker.tell("release");
+        worker.expect_line("released", BOUND).await;
+    }
     assert_eq!(server.leftovers(), [""; 0]);
 }
 
@@ -146,16 +136,16 @@ async fn who_gave_up_and_who_was_killed_delay_nobody<S: LockServer>() {
     const ROUNDS: usize = 20;
     let server = S::start();
     let [here, first, last] = [
-        registry(&server.url()).await.unwrap(),
-        registry(&server.url()).await.unwrap(),
-        registry(&server.url()).await.unwrap(),
+        registry(&server.url()).await,
+        registry(&server.url()).await,
+        registry(&server.url()).await,
     ];
     let lease = here.obtain("k").lease().await.unwrap();
     // The queue is never empty.
     let first = tokio::spawn(first.obtain("k").lease());
     wait_for_queue(&server, 1).await;
     let impatient = (0..IMPATIENT).map(async |_| {
-        let registry = registry(&server.url()).await.unwrap();
+        let registry = registry(&server.url()).await;
         for _ in 0..ROUNDS {
             assert!(!registry.obtain("k").acquire_within(ms(20)).await.unwrap());
         }
@@ -183,14 +173,18 @@ async fn who_gave_up_and_who_was_killed_delay_nobody<S: LockServer>() {
     assert_eq!(server.leftovers(), [""; 0]);
 }
 
-/// A process that was stopped past its ttl thinks that it holds. When it is woken its work is not polled once more:
-/// the lease is compared with the clock before each poll.
+/// A process that was stopped past its ttl thinks that it holds, however often its lease was renewed before. When it is
+/// woken its work is not polled once more: the lease is compared with the clock before each poll.
 async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
-    let mut holder = spawn(&server, "ticker", &[("TTL", "1000")]);
+    let here = registry(&server.url()).await;
+    let ttl = ms(1_000);
+    let mut holder = spawn(&server, "stopper", &[("TTL", "1000")]);
     let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
-    holder.sigstop();
+    // Renewed for two ttls.
+    assert!(!here.obtain("k").acquire_within(2 * ttl).await.unwrap());
+    holder.tell("stop");
+    holder.until_stopped();
     let lease = timeout(ms(1_500), here.obtain("k").lease()).await;
     let lease = lease.expect("within its ttl and a margin").unwrap();
     assert!(
@@ -198,9 +192,13 @@ async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServ
         "{} after {token}",
         lease.token()
     );
+
+    // What it finds when it wakes: renewals that were due, timers that are late, answers of long ago.
+    sleep(ttl).await;
     holder.sigcont();
     let told = holder.expect_line("ended ", BOUND).await;
     assert_eq!(told, format!("Lost {token}, polled late: false"));
+    sleep(ttl / 2).await;
     assert!(lease.is_valid(), "the late one took nothing from the next");
     assert!(server.is_held(false));
     lease.release().await.unwrap();
@@ -213,8 +211,8 @@ async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServ
 /// ttl is over that they were told last, its predecessor's (W2), and then ask once more.
 async fn a_stopped_waiter_costs_its_own_ttl<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
-    let there = registry(&server.url()).await.unwrap();
+    let here = registry(&server.url()).await;
+    let there = registry(&server.url()).await;
     let lease = here.obtain("k").ttl(ms(2_000)).lease().await.unwrap();
     let mut stopped = spawn(&server, "holder", &[("TTL", "800")]);
     wait_for_queue(&server, 1).await;
@@ -285,7 +283,7 @@ async fn processes_count_together<S: LockServer>() {
 /// A permit of a process that is killed comes back when its ttl is over. The others are held meanwhile.
 async fn the_permit_of_a_killed_holder_comes_back<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
+    let here = registry(&server.url()).await;
     let permit = here.obtain("k").permits(2);
     let stays = permit.lease().await.unwrap();
     let mut holder = spawn(&server, "holder", &[("TTL", "1500"), ("MODE", "permit")]);
@@ -322,7 +320,7 @@ async fn readers_of_another_process_are_let_in_though_the_releaser_is_killed<S: 
 /// A writer that is killed while it waits stands in nobody's way.
 async fn a_killed_writer_does_not_keep_readers_waiting<S: LockServer>() {
     let server = S::start();
-    let here = registry(&server.url()).await.unwrap();
+    let here = registry(&server.url()).await;
     let held = here.obtain("k").shared().lease().await.unwrap();
     let mut writer = spawn(&server, "holder", &[]);
     wait_for_queue(&server, 1).await;

@@ -2,26 +2,25 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
+use futures::poll;
+use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal};
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
-use crate::support::Role;
-use crate::{ms, registry};
-
-/// Longer than that between two polls, and the process was stopped between them.
-const STOPPED: Duration = Duration::from_millis(400);
+use crate::registry;
+use crate::support::{Role, ms};
 
 pub(crate) async fn run(role: Role) {
-    let locks = registry(&role.env("URL")).await.unwrap();
+    let locks = registry(&role.env("URL")).await;
     match role.name() {
         "holder" => hold(role, &locks).await,
-        "ticker" => tick(role, &locks).await,
+        "stopper" => work_and_stop(role, &locks).await,
         "counter" => count(role, &locks).await,
         "readers" => read(role, &locks).await,
         "transfers" => transfer(role, &locks).await,
@@ -96,30 +95,35 @@ async fn transfer(mut role: Role, locks: &LockRegistry) {
     role.hear().await;
 }
 
-/// Works under the lock in small steps, and tells whether a step came after a stop.
-async fn tick(mut role: Role, locks: &LockRegistry) {
+/// Works under the lock, renewed. Told to stop, it stops its own process in the midst of a step, and tells whether its
+/// work was polled again after that.
+///
+/// A signal from outside might come between the look at the deadline and the poll that follows it: such a step is late,
+/// and no lock can tell.
+async fn work_and_stop(mut role: Role, locks: &LockRegistry) {
     let late = Arc::new(AtomicBool::new(false));
-    let (seen, voice) = (late.clone(), &role);
-    let work = lock(locks).with_lease(async move |lease| {
-        voice.say(format!("holds {}", lease.token()));
-        let mut last = Instant::now();
-        loop {
-            if last.elapsed() > STOPPED {
-                seen.store(true, Ordering::SeqCst);
-            }
-            last = Instant::now();
-            sleep(ms(5)).await;
-        }
+    let (seen, orders) = (late.clone(), &mut role);
+    let lock = lock(locks).renewal(Renewal::watchdog());
+    let work = lock.with_lease(async move |lease| {
+        orders.say(format!("holds {}", lease.token()));
+        assert_eq!(orders.hear().await, "stop");
+        // The work's own timer is due as well when the process goes on.
+        let mut next_step = pin!(sleep(ms(5)));
+        assert!(poll!(&mut next_step).is_pending());
+        kill_process(getpid(), Signal::STOP).unwrap();
+        // The signal reaches this thread meanwhile.
+        std::thread::sleep(ms(50));
+        next_step.await;
+        seen.store(true, Ordering::SeqCst);
+        std::future::pending::<()>().await;
     });
     let told: Result<(), _> = work.await;
     let told = match told {
         Err(LockError::Lost { token, .. }) => format!("Lost {token}"),
         told => format!("{told:?}"),
     };
-    role.say(format!(
-        "ended {told}, polled late: {}",
-        late.load(Ordering::SeqCst)
-    ));
+    let late = late.load(Ordering::SeqCst);
+    role.say(format!("ended {told}, polled late: {late}"));
     role.hear().await;
 }
 

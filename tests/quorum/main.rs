@@ -14,15 +14,11 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use lockstream::store::{QuorumStore, RedisStore};
 use lockstream::{FutureLockExt, LockError, LockRegistry, LockRegistryBuilder, OnFinish};
-use support::{RedisServer, chain, on_a_steady_machine, wait_until};
+use support::{RedisServer, chain, ms, on_a_steady_machine, wait_until};
 use tokio::time::timeout;
 
 /// For what takes a reconnect and some repeats; far below the usual ttl and wait.
 const BOUND: Duration = Duration::from_secs(10);
-
-const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 fn servers(count: usize) -> Vec<RedisServer> {
     std::iter::repeat_with(RedisServer::start)

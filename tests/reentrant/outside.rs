@@ -74,6 +74,7 @@ pub(crate) async fn what_is_beside_a_guard_or_a_handle_waits<W: World>(s: &Scene
     assert_waited_in_vain!(async {}.with_lock(&s.nested).await);
     guard.release().await.unwrap();
     assert!(s.nested.acquire().await.unwrap());
+    assert!(s.is_busy().await);
     assert!(!s.nested.acquire().await.unwrap());
     assert!(s.nested.release().await.unwrap());
 }

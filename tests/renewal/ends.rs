@@ -1,14 +1,10 @@
 //! What of a lease whose runtime, process or holder is gone.
 
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::future::pending;
 use std::time::Instant;
 
 use futures::future::join_all;
-use futures::poll;
-use lockstream::{Lease, LockError, Renewal};
-use rustix::process::{Signal, getpid, kill_process};
+use lockstream::{Lease, Renewal};
 use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
@@ -72,38 +68,6 @@ fn a_runtime_that_is_shut_down_renews_nothing_and_its_keys_are_free_within_a_ttl
     });
 }
 
-/// The registry lives on, on another runtime: what was acquired on the one that has gone is renewed there (D7), also if it
-/// was leaked.
-#[test]
-fn a_lease_whose_runtime_has_gone_is_renewed_by_another() {
-    on_a_steady_machine_blocking(|| {
-        let server = RedisServer::start();
-        let ttl = ms(900);
-        for first_works in [true, false] {
-            let (first, second) = (runtime(), runtime());
-            let locks = second.block_on(registry(&server.url(), ttl));
-            // Whoever comes first has the registry's timer on its runtime.
-            let early = (!first_works).then(|| second.block_on(locks.obtain("early").lease()));
-            let lease = first.block_on(locks.obtain("k").lease()).unwrap();
-            std::mem::forget(first.block_on(locks.obtain("leaked").lease()).unwrap());
-            let here = second.block_on(locks.obtain("here").lease()).unwrap();
-            drop(first);
-            second.block_on(async {
-                sleep(3 * ttl).await;
-                assert!(lease.is_valid() && here.is_valid());
-                assert!(!locks.obtain("leaked").acquire_once().await.unwrap());
-                lease.release().await.unwrap();
-                here.release().await.unwrap();
-                if let Some(early) = early {
-                    early.unwrap().release().await.unwrap();
-                }
-                locks.shutdown().await;
-                nothing_left(&server, &[&locks]).await;
-            });
-        }
-    });
-}
-
 /// One that was leaked is renewed for as long as a runtime of its registry lives, like a forgotten `MutexGuard`, and not
 /// after that.
 #[test]
@@ -152,34 +116,34 @@ async fn a_forgotten_lease_is_renewed_so_many_times_at_most() {
     .await;
 }
 
-/// A process that was stopped for longer than its ttl is no holder any more, however often its lease was renewed
-/// before: when it is woken, its work is not polled once more.
+/// A holder whose watchdog would have kept the lock for ever is killed: the watchdog dies with it, and the lock is the
+/// next one's when the ttl is over, not before and hardly later.
 #[tokio::test]
-async fn a_stopped_process_learns_of_its_loss_before_its_work_goes_on() {
+async fn the_watchdog_of_a_killed_process_dies_with_it() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
         let ttl = ms(900);
         let here = registry(&server.url(), ttl).await;
         let url = server.url();
-        let mut holder = Worker::spawn("worker", "stopper", &[("URL", &url)]);
+        let mut holder = Worker::spawn("worker", "holder", &[("URL", &url)]);
         let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
-        // Renewed for two ttls.
-        assert!(!here.obtain("k").acquire_within(2 * ttl).await.unwrap());
-        holder.tell("stop");
-        holder.until_stopped();
-        let lease = timeout(ttl + LATE, here.obtain("k").lease()).await;
-        let lease = lease.expect("within its ttl").unwrap();
+        let waiter = tokio::spawn(here.obtain("k").lease());
+        // Twice its ttl it lives, and so long the lock is its own.
+        sleep(2 * ttl).await;
+        assert!(!waiter.is_finished() && server.exists("lock:k"));
+        holder.sigkill();
+        let killed = Instant::now();
+        let left = server.pttl("lock:k");
+        assert!(left > 0 && left <= 900, "{left}");
+        let lease = timeout(ttl + ms(700), waiter).await;
+        let lease = lease.expect("it has run out").unwrap().unwrap();
+        let took = killed.elapsed();
+        assert!(took + ms(50) >= ms(left as u64), "{took:?} of {left} ms");
         assert!(lease.token().get() > token);
-        // What it finds when it wakes: renewals that were due, timers that are late, answers of long ago.
+        // It does not come back.
         sleep(ttl).await;
-        holder.sigcont();
-        let told = holder.expect_line("ended ", BOUND).await;
-        assert_eq!(told, format!("Lost {token}, polled late: false"));
-        sleep(ttl / 2).await;
-        assert!(lease.is_valid(), "the late one took nothing from the next");
+        assert!(lease.is_valid() && server.exists("lock:k"));
         lease.release().await.unwrap();
-        holder.tell("end");
-        assert!(holder.exit(BOUND).success());
         nothing_left(&server, &[&here]).await;
     })
     .await;
@@ -192,7 +156,7 @@ async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
         let server = RedisServer::start();
         let here = registry(&server.url(), ms(900)).await;
         let url = server.url();
-        let holder = Worker::spawn("worker", "stopper", &[("URL", &url)]);
+        let holder = Worker::spawn("worker", "holder", &[("URL", &url)]);
         holder.expect_line("holds ", BOUND).await;
         for _ in 0..3 {
             // Just renewed, and it has heard of that: what is not confirmed does not count.
@@ -213,35 +177,14 @@ async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
     .await;
 }
 
-/// Works under the lock. Told to stop, it stops its own process in the midst of a step, and tells whether its work was
-/// polled again after that.
-///
-/// A signal from outside might come between the look at the deadline and the poll that follows it: such a step is late,
-/// and no lock can tell.
-pub(crate) async fn work_and_stop(mut role: Role) {
-    assert_eq!(role.name(), "stopper");
+/// Works under the lock, and says nothing more unless it loses it.
+pub(crate) async fn hold(role: Role) {
+    assert_eq!(role.name(), "holder");
     let locks = registry(&role.env("URL"), ms(900)).await;
-    let late = Arc::new(AtomicBool::new(false));
-    let (seen, orders) = (late.clone(), &mut role);
-    let work = locks.obtain("k").with_lease(async move |lease| {
-        orders.say(format!("holds {}", lease.token()));
-        assert_eq!(orders.hear().await, "stop");
-        // The work's own timer is due as well when the process goes on.
-        let mut next_step = pin!(sleep(ms(5)));
-        assert!(poll!(&mut next_step).is_pending());
-        kill_process(getpid(), Signal::STOP).unwrap();
-        // The signal reaches this thread meanwhile.
-        std::thread::sleep(ms(50));
-        next_step.await;
-        seen.store(true, Ordering::SeqCst);
-        std::future::pending::<()>().await;
+    let work = locks.obtain("k").with_lease(async |lease| {
+        role.say(format!("holds {}", lease.token()));
+        pending::<()>().await;
     });
-    let told: Result<(), _> = work.await;
-    let told = match told {
-        Err(LockError::Lost { token, .. }) => format!("Lost {token}"),
-        told => format!("{told:?}"),
-    };
-    let late = late.load(Ordering::SeqCst);
-    role.say(format!("ended {told}, polled late: {late}"));
-    role.hear().await;
+    let told = work.await;
+    role.say(format!("ended {told:?}"));
 }

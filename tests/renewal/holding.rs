@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
-use futures::{StreamExt, stream};
-use lockstream::{OnFinish, Renewal, StreamLockExt};
+use lockstream::{OnFinish, Renewal};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
@@ -101,38 +100,6 @@ async fn a_ttl_that_a_stranger_made_longer_is_left() {
         assert!(lease.is_valid());
         lease.release().await.unwrap();
         nothing_left(&server, &[&locks]).await;
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn a_stream_that_runs_for_several_ttls_keeps_its_lock() {
-    on_a_steady_machine(async || {
-        let server = RedisServer::start();
-        let ttl = ms(1200);
-        let (locks, others) = (
-            registry(&server.url(), ttl).await,
-            registry(&server.url(), ttl).await,
-        );
-        let rows = stream::iter(0..20).then(async |row| {
-            sleep(ms(240)).await;
-            row
-        });
-        let begin = Instant::now();
-        let rows = rows.with_lock(locks.obtain("k"));
-        let mut rows = std::pin::pin!(rows);
-        let mut seen = Vec::new();
-        while let Some(row) = rows.next().await {
-            seen.push(row.unwrap());
-            assert!(!others.obtain("k").acquire_once().await.unwrap());
-            if seen.len() == 20 {
-                break;
-            }
-        }
-        assert!(rows.next().await.is_none());
-        assert!(begin.elapsed() >= 4 * ttl);
-        assert_eq!(seen, Vec::from_iter(0..20));
-        nothing_left(&server, &[&locks, &others]).await;
     })
     .await;
 }

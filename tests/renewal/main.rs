@@ -14,6 +14,8 @@ mod ends;
 #[path = "../support/hearing.rs"]
 mod hearing;
 mod holding;
+#[path = "../support/lock_server.rs"]
+mod lock_server;
 mod loss;
 mod stories;
 #[path = "../support/mod.rs"]
@@ -22,20 +24,14 @@ mod virtual_time;
 
 use std::time::Duration;
 
-use lockstream::store::RedisStore;
+pub(crate) use lock_server::{BOUND, nothing_left};
 use lockstream::{LockRegistry, LockRegistryBuilder};
-use support::{RedisServer, wait_until};
+use support::RedisServer;
+pub(crate) use support::ms;
 use tokio::time::Instant;
-
-/// For what takes a reconnect and some round trips.
-pub(crate) const BOUND: Duration = Duration::from_secs(5);
 
 /// How late something may come that a timer causes, on a machine with other work to do.
 pub(crate) const LATE: Duration = ms(1000);
-
-pub(crate) const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 /// The usable part of a lease: its ttl but for 1 % and 2 ms.
 pub(crate) fn usable(ttl: Duration) -> Duration {
@@ -44,10 +40,7 @@ pub(crate) fn usable(ttl: Duration) -> Duration {
 
 /// Locks of this registry are renewed, as locks are by default.
 pub(crate) async fn builder(url: &str, ttl: Duration) -> LockRegistryBuilder {
-    let store = RedisStore::connect(url).await.unwrap();
-    LockRegistry::builder(store)
-        .ttl(ttl)
-        .response_timeout(Duration::from_secs(10))
+    lock_server::registry_builder(url).await.ttl(ttl)
 }
 
 pub(crate) async fn registry(url: &str, ttl: Duration) -> LockRegistry {
@@ -59,18 +52,6 @@ pub(crate) async fn registry(url: &str, ttl: Duration) -> LockRegistry {
 pub(crate) fn renewals(server: &RedisServer) -> u64 {
     let tried = server.calls("client|info");
     server.calls("pexpire").saturating_sub(tried)
-}
-
-/// Nothing is left of any lease: not in the registry, and nothing but the fence on the server.
-pub(crate) async fn nothing_left(server: &RedisServer, registries: &[&LockRegistry]) {
-    wait_until("nothing is in use", BOUND, || {
-        registries.iter().all(|registry| registry.in_use() == 0)
-    })
-    .await;
-    wait_until("nothing is left", BOUND, || {
-        server.keys("*") == ["lock:~fence"]
-    })
-    .await;
 }
 
 /// Sends nothing at all for so long: whoever still renewed something would.
@@ -95,6 +76,6 @@ pub(crate) fn assert_took(begin: Instant, expected: Duration) {
 #[tokio::test]
 async fn worker() {
     if let Some(role) = support::Role::of_this_process() {
-        ends::work_and_stop(role).await;
+        ends::hold(role).await;
     }
 }

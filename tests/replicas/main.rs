@@ -22,12 +22,10 @@ mod support;
 
 use std::time::Duration;
 
+pub(crate) use support::ms;
+
 /// For what takes some reconnects and round trips.
 pub(crate) const BOUND: Duration = Duration::from_secs(15);
 
 /// Nothing here ends because a lease has run out by itself.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
-
-pub(crate) const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}

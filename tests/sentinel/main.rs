@@ -26,16 +26,13 @@ use std::time::Duration;
 
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
+pub(crate) use support::ms;
 
 /// For what takes some reconnects and round trips; a fail-over itself comes on top.
 pub(crate) const BOUND: Duration = Duration::from_secs(15);
 
 /// Nothing here ends because a lease has run out by itself.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
-
-pub(crate) const fn ms(millis: u64) -> Duration {
-    Duration::from_millis(millis)
-}
 
 pub(crate) async fn registry(url: &str) -> LockRegistry {
     let store = RedisStore::connect(url).await.unwrap();

@@ -5,11 +5,14 @@
 use std::time::Duration;
 
 use lockstream::store::RedisStore;
-use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
+use lockstream::{LockRegistry, LockRegistryBuilder};
 
 #[cfg(feature = "postgres")]
 use crate::support::PgServer;
-use crate::support::RedisServer;
+use crate::support::{RedisServer, wait_until};
+
+/// For what takes some round trips, a reconnect, or the start of a process.
+pub(crate) const BOUND: Duration = Duration::from_secs(5);
 
 /// A server that keeps locks.
 pub(crate) trait LockServer: Sized {
@@ -33,14 +36,33 @@ pub(crate) trait LockServer: Sized {
     fn is_held(&self, shared: bool) -> bool;
 }
 
-/// A registry to be, on the server of that url.
-pub(crate) async fn registry_builder(url: &str) -> Result<LockRegistryBuilder, StoreError> {
+/// A registry to be, on the server of that url. Answers may take long, since the machine may be busy.
+pub(crate) async fn registry_builder(url: &str) -> LockRegistryBuilder {
+    let patience = Duration::from_secs(10);
     #[cfg(feature = "postgres")]
     if url.starts_with("postgres:") {
-        let store = lockstream::store::PostgresStore::connect(url).await?;
-        return Ok(LockRegistry::builder(store));
+        let store = lockstream::store::PostgresStore::connect(url).await;
+        return LockRegistry::builder(store.unwrap()).response_timeout(patience);
     }
-    Ok(LockRegistry::builder(RedisStore::connect(url).await?))
+    let store = RedisStore::connect(url).await.unwrap();
+    LockRegistry::builder(store).response_timeout(patience)
+}
+
+/// Waits until so many registries are in the queue of `k`.
+pub(crate) async fn wait_for_queue(server: &impl LockServer, tickets: u64) {
+    wait_until(format!("{tickets} in the queue"), BOUND, || {
+        server.queue() == tickets
+    })
+    .await;
+}
+
+/// Nothing is left of any lease and of any wait: neither in the registries nor on the server.
+pub(crate) async fn nothing_left(server: &impl LockServer, registries: &[&LockRegistry]) {
+    wait_until("nothing is in use", BOUND, || {
+        registries.iter().all(|registry| registry.in_use() == 0)
+    })
+    .await;
+    assert_eq!(server.leftovers(), [""; 0]);
 }
 
 impl LockServer for RedisServer {

@@ -14,7 +14,6 @@
 //! | `redirect.rs` | how does a client come to a proxy whose address servers tell it? |
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
-//! | `preload.rs` | how does a test get look-ups of names that are slow, or a name with two addresses? |
 //! | `shown.rs` | what does a server that speaks TLS show? |
 //! | `steady.rs` | what if the machine stands still in a test that measures time? |
 //! | `ports.rs` | which port may a test listen on? |
@@ -63,6 +62,10 @@ pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder};
 pub use shown::Tls;
 pub use steady::{on_a_steady_machine, on_a_steady_machine_blocking};
+
+pub const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
 
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
