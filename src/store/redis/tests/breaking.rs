@@ -172,20 +172,6 @@ async fn refusals_of_a_whole_call_are_each_ops_own() {
 }
 
 #[tokio::test]
-async fn a_missing_right_to_run_scripts_is_a_lasting_fault() {
-    let server = RedisServer::builder()
-        .config("user bare on nopass ~* &* +@all -eval -evalsha")
-        .start();
-    let mut one = Settings::url(server.url_with("bare", "x", 0), "a1").open();
-    one.session().start();
-    let error = unsent(one.ask("k", attempt(1)).await);
-    assert!(
-        !error.is_retryable() && error.to_string().contains("NOPERM"),
-        "{error}"
-    );
-}
-
-#[tokio::test]
 async fn a_loss_is_told_after_the_ops_that_it_took_along() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);

@@ -385,17 +385,6 @@ async fn g1_a_failed_attempt_fails_the_requests_that_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_a_lasting_fault() {
-    let server = RedisServer::builder().config("requirepass right").start();
-    let mut one = Settings::url(server.url_with("", "wrong", 0), "a1").open();
-    one.session().start();
-    let error = unsent(one.ask("k", attempt(1)).await);
-    assert!(!error.is_retryable(), "{error}");
-    let debug = format!("{error} {error:?}");
-    assert!(!debug.contains("wrong"), "{debug}");
-}
-
-#[tokio::test]
 async fn o4_a_replica_is_no_server_to_us_until_it_is_promoted() {
     let server = RedisServer::start();
     let mut one = Registry::on(&server, "a1").await;
