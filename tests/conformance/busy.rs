@@ -52,32 +52,39 @@ fn told_of(events: &[LockEvent]) -> usize {
 /// The lease of the one that computes, and that of another task, which only sleeps. It computes right after an answer of
 /// the store, so it has the thread that looks after timers and the network.
 pub(crate) fn work_that_computes_keeps_every_lease<W: World>(w: &W) {
-    for threads in [0, 1, 2, 8] {
-        runtime(threads).block_on(async {
-            let registry = w.registry().await;
-            let bystander = renewed(&registry, "bystander").lease().await.unwrap();
-            let view = bystander.view();
-            let beside = tokio::spawn(async move {
-                tokio::time::sleep(3 * TTL).await;
-                bystander
-            });
-            let lock = renewed(&registry, "k");
-            let lease = tokio::spawn(async move {
-                let lease = lock.lease().await.unwrap();
-                thread::sleep(3 * TTL);
-                lease
-            });
-            let lease = lease.await.unwrap();
-            assert!(lease.is_valid() && view.is_valid(), "{threads} threads");
-            assert!(beside.await.unwrap().is_valid());
-            lease.release().await.unwrap();
+    thread::scope(|scope| {
+        for threads in [0, 1, 2, 8] {
+            scope.spawn(move || work_computes_on(w, threads));
+        }
+    });
+}
+
+fn work_computes_on<W: World>(w: &W, threads: usize) {
+    let (aside, key) = (format!("bystander {threads}"), format!("k {threads}"));
+    runtime(threads).block_on(async {
+        let registry = w.registry().await;
+        let bystander = renewed(&registry, &aside).lease().await.unwrap();
+        let view = bystander.view();
+        let beside = tokio::spawn(async move {
+            tokio::time::sleep(3 * TTL).await;
+            bystander
         });
-        elsewhere(async || {
-            let other = w.registry().await;
-            free(&other.obtain("bystander")).await;
-            free(&other.obtain("k")).await;
+        let lock = renewed(&registry, &key);
+        let lease = tokio::spawn(async move {
+            let lease = lock.lease().await.unwrap();
+            thread::sleep(3 * TTL);
+            lease
         });
-    }
+        let lease = lease.await.unwrap();
+        assert!(lease.is_valid() && view.is_valid(), "{threads} threads");
+        assert!(beside.await.unwrap().is_valid());
+        lease.release().await.unwrap();
+    });
+    elsewhere(async || {
+        let other = w.registry().await;
+        free(&other.obtain(&aside)).await;
+        free(&other.obtain(&key)).await;
+    });
 }
 
 /// One event each time, however long it lasts. What follows on the runtime finds the connection as it was.
