@@ -6,18 +6,7 @@ use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry, OnLost, Stre
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{ms, two};
-
-/// Work that has not been polled since it was told to end runs on, for all that anybody knows.
-const GRACE: u64 = 100;
-
-async fn is_free(there: &LockRegistry, key: &str) -> bool {
-    there.obtain(key).lease_once().await.unwrap().is_some()
-}
-
-fn is_closed<T>(told: Result<T, LockError>) -> bool {
-    matches!(told, Err(LockError::Closed { .. }))
-}
+use crate::{GRACE, is_closed, is_free, ms, two};
 
 /// Of all work that hears of a shutdown, none is still there when the next begins.
 #[tokio::test(start_paused = true)]

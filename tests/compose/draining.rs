@@ -1,21 +1,10 @@
 use std::future::pending;
 
 use futures::{StreamExt, poll};
-use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry};
+use lockstream::{FutureLockExt, LockEvent};
 use tokio::time::{Instant, sleep};
 
-use crate::{ms, two};
-
-/// How long work that is told to end may take: that of `closing.rs`.
-const GRACE: u64 = 100;
-
-async fn is_free(there: &LockRegistry, key: &str) -> bool {
-    there.obtain(key).lease_once().await.unwrap().is_some()
-}
-
-fn is_closed<T>(told: Result<T, LockError>) -> bool {
-    told.is_err_and(|error| error.is_closed())
-}
+use crate::{GRACE, is_closed, is_free, ms, two};
 
 /// Renewed for two ttls, with a lock inside of it; all others are told at once.
 #[tokio::test(start_paused = true)]

@@ -31,8 +31,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lockstream::LockRegistry;
 use lockstream::store::MemoryStore;
+use lockstream::{LockError, LockRegistry};
 
 pub(crate) const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -44,6 +44,17 @@ pub(crate) fn two() -> (MemoryStore, LockRegistry, LockRegistry) {
     let registry = || LockRegistry::builder(store.clone()).build().unwrap();
     let (here, there) = (registry(), registry());
     (store, here, there)
+}
+
+/// Work that has not been polled since it was told to end runs on, for all that anybody knows.
+pub(crate) const GRACE: u64 = 100;
+
+pub(crate) async fn is_free(there: &LockRegistry, key: &str) -> bool {
+    there.obtain(key).lease_once().await.unwrap().is_some()
+}
+
+pub(crate) fn is_closed<T>(told: Result<T, LockError>) -> bool {
+    told.is_err_and(|error| error.is_closed())
 }
 
 /// Panics if two are inside at once.

@@ -44,7 +44,7 @@ async fn the_default_wait() {
 #[tokio::test(start_paused = true)]
 async fn a_given_wait() {
     let (_, here, there) = two();
-    let held = here.obtain("k").ttl(secs(8_000)).lease().await.unwrap();
+    let held = here.obtain("k").ttl(secs(9_000)).lease().await.unwrap();
     let lock = there.obtain("k").wait(secs(3));
     for (wait, given) in [
         (secs(3), None),
