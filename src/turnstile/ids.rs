@@ -15,7 +15,7 @@ const TOGETHER: u8 = 32;
 
 /// What the turnstiles of a registry share: its settings, numbers that are never used twice, random numbers, and the
 /// owners whose keys were left in the store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ids {
     pub(super) rules: Rules,
     sequence: u64,
@@ -65,6 +65,12 @@ impl Ids {
     #[cfg(test)]
     pub(super) fn remembered(&self) -> usize {
         self.kept.len()
+    }
+
+    /// The random numbers begin anew: what follows depends on nothing that was drawn before.
+    #[cfg(test)]
+    pub(super) fn reseed(&mut self) {
+        (self.random, self.place, self.more) = (0, 0, 0);
     }
 
     pub(super) fn owner(&mut self, mode: Mode) -> Owner {

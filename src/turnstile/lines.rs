@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::{iter, mem};
 
-use foldhash::HashMap;
-
 use super::event_cx::{Effect, EventCx};
 use super::machine::{Tickets, Turnstile};
 use super::verdict::{Holding, NotGranted, Verdict, WaiterVerdict};
@@ -17,7 +15,7 @@ use crate::store::contract::{Grant, Op, OpResult, Owner};
 ///
 /// After every call drain the [`effects`](EventCx::effects) in order, then look at
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Lines<Caller> {
     exclusive: Turnstile<Caller>,
     /// Most keys have none.
@@ -26,12 +24,12 @@ pub(crate) struct Lines<Caller> {
 
 /// The lines of shared callers. A reader or a permit has a ticket, a renewal and a loss of its own, so each is the only
 /// caller of its turnstile (M6).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct SharedLines<Caller> {
     /// By the arrival that began the line.
     lines: BTreeMap<WaiterId, Line<Caller>>,
     /// Which line an owner belongs to.
-    by_owner: HashMap<Owner, WaiterId>,
+    by_owner: BTreeMap<Owner, WaiterId>,
     /// When each line is to be ticked. Without it a tick would look at each of thousands of permits.
     timeouts: BTreeSet<(Moment, WaiterId)>,
     /// Those that have asked the store. The first asks again for all of them (M5).
@@ -40,7 +38,7 @@ struct SharedLines<Caller> {
     waiters: usize,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Line<Caller> {
     turnstile: Turnstile<Caller>,
     /// Its places in `by_owner`.
@@ -69,7 +67,7 @@ impl<Caller> Default for SharedLines<Caller> {
     fn default() -> Self {
         Self {
             lines: BTreeMap::new(),
-            by_owner: HashMap::default(),
+            by_owner: BTreeMap::new(),
             timeouts: BTreeSet::new(),
             acquiring: BTreeSet::new(),
             waiters: 0,

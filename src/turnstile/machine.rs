@@ -46,7 +46,7 @@ pub(super) enum Tickets {
 }
 
 /// The op in flight (O2).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct InFlight {
     /// If it asks for the key: what it may leave in the store if the answer never comes.
     asks: Option<Footprint>,
@@ -60,7 +60,7 @@ struct InFlight {
 }
 
 /// A grant, and when it came.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct EarlyGrant {
     at: Point,
     grant: Grant,
@@ -80,7 +80,7 @@ struct LastError {
 ///
 /// After every call drain the [`effects`](EventCx::effects) in order, then look at
 /// [`next_timeout`](Self::next_timeout) and [`is_idle`](Self::is_idle).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Turnstile<Caller> {
     /// The mode of all its callers. A shared one has one caller at most (M6).
     mode: Mode,

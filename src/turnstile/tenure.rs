@@ -46,7 +46,7 @@ impl Win {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Tenure<Caller> {
     win: Win,
     deadline: Point,
@@ -70,7 +70,7 @@ pub(super) struct Tenure<Caller> {
 }
 
 /// The one lease of a tenure. It ends with the tenure, or earlier.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LocalLease<Caller> {
     id: WaiterId,
     pub(super) caller: Caller,
@@ -101,7 +101,7 @@ pub(super) struct LocalLease<Caller> {
 }
 
 /// A request to extend a lease.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Extension {
     ttl: Duration,
     /// The deadline that fulfils it.

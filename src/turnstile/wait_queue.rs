@@ -27,7 +27,7 @@ pub(super) fn kept_until(on_finish: OnFinish, since: Point) -> Point {
 }
 
 /// What a local caller wants. `Caller` is the engine's reference to it, which comes back with each verdict.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Waiter<Caller> {
     pub(crate) caller: Caller,
     pub(crate) ttl: Duration,
@@ -66,11 +66,11 @@ impl<Caller> Waiter<Caller> {
 /// The waiters of one key in order of arrival.
 ///
 /// Boxed: most keys in use have none.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct WaitQueue<Caller>(Option<Box<Waiters<Caller>>>);
 
 /// The first waiter is kept outside of the trees: most queues have no other.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Waiters<Caller> {
     first: (WaiterId, Waiter<Caller>),
     others: BTreeMap<WaiterId, Waiter<Caller>>,

@@ -19,7 +19,7 @@ const SWEEP_EVERY: u32 = 1024;
 
 /// The data of the store: lock keys, their queues and the fences, with ttls on a clock that comes in with every
 /// operation. It does what the scripts do on Redis, rule by rule.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Keyspace {
     /// How many tickets one op serves at most (M4).
     pub(crate) most_served: usize,

@@ -70,7 +70,7 @@ impl OpCx<'_> {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct StoredKey {
     pub(super) holders: Holders,
     /// The owners that get the lock next.
@@ -80,7 +80,7 @@ pub(super) struct StoredKey {
 }
 
 /// Who has the lock, and until when. All of them are of one kind (M1): one exclusive owner, readers, or permits.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Holders {
     until: BTreeMap<FullOwner, ServerTime>,
 }
@@ -187,14 +187,14 @@ fn weight_of(owner: &FullOwner) -> u64 {
 }
 
 /// A sorted set, as on the server.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Tickets {
     pub(super) by_score: BTreeMap<u64, Ticket>,
     /// When the set expires.
     ends: ServerTime,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ticket {
     pub(super) owner: FullOwner,
     pub(super) ttl: Duration,

@@ -36,7 +36,7 @@ pub(super) enum Footprint {
     Ticket,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Acquisition {
     owner: Owner,
     /// Fixed when it is first sent (K1, W3).

@@ -11,7 +11,7 @@ use crate::turnstile::time::Point;
 use crate::turnstile::verdict::LeaseEnd;
 
 /// A finished lease whose end the store has not confirmed yet.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ending<Caller> {
     pub(super) caller: Caller,
     /// When the lease expires by itself.
@@ -20,7 +20,7 @@ pub(super) struct Ending<Caller> {
 
 /// A release, withdrawal, unsubscription or yield, or the end of a lease whose key is kept. It is sent again until an
 /// answer arrives, or until the stored entry has expired.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PendingOp<Caller> {
     op: Op,
     /// The lease that it ends, if its holder waits for the answer.

@@ -11,7 +11,7 @@ use crate::turnstile::time::Point;
 use crate::turnstile::verdict::NotGranted;
 use crate::turnstile::wait_queue::WaiterId;
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Repeats {
     /// When the store is asked (again).
     pub(super) ask_at: Point,

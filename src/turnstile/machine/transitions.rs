@@ -23,10 +23,10 @@ use crate::turnstile::wait_queue::WaiterId;
 const LONGEST_FLIGHT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What this registry has of the key in the store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct KeyState<Caller>(State<Caller>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State<Caller> {
     Idle,
     Acquiring(Acquisition),

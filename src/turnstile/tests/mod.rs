@@ -19,5 +19,6 @@ mod wait_queue;
 mod waiting;
 mod watchdog;
 mod withdrawing;
+mod worlds;
 
 pub(super) use self::harness::rules;
