@@ -182,6 +182,11 @@ pub(super) fn small() -> Vec<Plan> {
             vec![vec![DETACHES], vec![ADOPTS]],
             [1, 0, 0, 1, 0],
         ),
+        plan(
+            "two adopt one",
+            vec![vec![DETACHES], vec![ADOPTS], vec![ADOPTS]],
+            [0, 0, 0, 0, 0],
+        ),
         plan("a kept key", vec![vec![KEEPS], one()], [3, 1, 0, 0, 0]),
         plan(
             "a kept key, a break",
