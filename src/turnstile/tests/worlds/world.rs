@@ -682,7 +682,9 @@ impl World {
             let result = Err(OpError::Unknown(broken()));
             self.feed(id, |lines, cx| lines.replied(cx, &op, result));
         }
-        self.feed(id, |lines, cx| lines.feed_all(cx, |line, cx| line.down(cx, &broken())));
+        self.feed(id, |lines, cx| {
+            lines.feed_all(cx, |line, cx| line.down(cx, &broken()))
+        });
     }
 
     fn connect(&mut self, plan: &Plan, id: usize) {
@@ -699,8 +701,12 @@ impl World {
         for request in &mut registry.requests {
             request.use_by = Some(use_by);
         }
-        self.feed(id, |lines, cx| lines.feed_all(cx, |line, cx| line.up_renew(cx, false)));
-        self.feed(id, |lines, cx| lines.feed_all(cx, |line, cx| line.up(cx, true)));
+        self.feed(id, |lines, cx| {
+            lines.feed_all(cx, |line, cx| line.up_renew(cx, false))
+        });
+        self.feed(id, |lines, cx| {
+            lines.feed_all(cx, |line, cx| line.up(cx, true))
+        });
     }
 
     fn told(&mut self, (id, at): Who, verdict: &Verdict) {
