@@ -3,6 +3,7 @@ mod looking;
 
 use std::sync::{Arc, OnceLock};
 
+#[cfg(any(feature = "redis", feature = "postgres"))]
 use crate::base::operation::operation;
 use crate::engine::Engine;
 use crate::handle::acquire::Acquiring;
