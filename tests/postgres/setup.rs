@@ -430,19 +430,22 @@ async fn a_migration_that_takes_long_is_given_up_with_its_connection() {
 /// The first host does not even answer to an attempt to connect, or takes it and says nothing.
 #[tokio::test]
 async fn a_host_that_is_silent_does_not_hide_the_next() {
-    let server = PgServer::start();
-    // Whatever the system does with those whom nobody accepts.
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!(
-        "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?sslmode=disable",
-        silent.local_addr().unwrap().port(),
-        server.port()
-    );
-    let locks = builder(PostgresStore::connect(&url).await.unwrap())
-        .build()
-        .unwrap();
-    let lease = locks.obtain("k").lease().await.unwrap();
-    lease.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        // Whatever the system does with those whom nobody accepts.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!(
+            "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?sslmode=disable",
+            silent.local_addr().unwrap().port(),
+            server.port()
+        );
+        let locks = builder(PostgresStore::connect(&url).await.unwrap())
+            .build()
+            .unwrap();
+        let lease = locks.obtain("k").lease().await.unwrap();
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 /// It was waited for anew by each of several connections. So a reconnect took longer than a lease.
