@@ -114,7 +114,7 @@ pub(crate) async fn many_that_share_a_handle_meet_nobody<W: World>(w: &W) {
         (here.obtain("k").permits(2), 2),
     ];
     for (lock, most) in locks {
-        let lock = Arc::new(lock.wait(ms(500)));
+        let lock = Arc::new(lock.wait(ms(2000)));
         let writer = there.obtain("k");
         let inside = Arc::new(AtomicUsize::new(0));
         let tasks = (0..8).map(|n| {
