@@ -25,8 +25,13 @@ pub(crate) async fn extend(
     ttl: Duration,
 ) -> Result<Instant, LockError> {
     let members = view.members().iter();
-    try_join_all(members.map(|member| extend_one(&engine, member, ttl))).await?;
-    Ok(view.deadline())
+    let extended = try_join_all(members.map(|member| extend_one(&engine, member, ttl))).await;
+    match extended {
+        Ok(_) => Ok(view.deadline()),
+        // Of several keys, the loss of one has ended the others (H4).
+        Err(error) if error.is_lost() => Err(view.loss().unwrap_or(error)),
+        Err(error) => Err(error),
+    }
 }
 
 async fn extend_one(engine: &Engine, view: &LeaseView, ttl: Duration) -> Result<(), LockError> {
