@@ -9,11 +9,14 @@ pub(crate) mod key;
 pub(crate) mod limits;
 pub(crate) mod loss;
 pub(crate) mod mode;
+#[cfg(test)]
+pub(crate) mod model;
 pub(crate) mod mutex;
 pub(crate) mod once_a_minute;
 pub(crate) mod operation;
 pub(crate) mod renewal;
 pub(crate) mod repeat;
+pub(crate) mod sync;
 pub(crate) mod thread_end;
 pub(crate) mod token;
 pub(crate) mod user_code;

@@ -1,13 +1,20 @@
-use std::sync::{MutexGuard, PoisonError, TryLockError};
+#[cfg(not(test))]
+use std::sync;
+use std::sync::{PoisonError, TryLockError};
+
+#[cfg(test)]
+use super::model as sync;
+
+pub(crate) use sync::MutexGuard;
 
 /// A mutex that no panic poisons. Whoever locks one leaves what is in it whole at every step, or makes sure that nobody
 /// uses it any more.
 #[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+pub(crate) struct Mutex<T>(sync::Mutex<T>);
 
 impl<T> Mutex<T> {
     pub(crate) const fn new(value: T) -> Self {
-        Self(std::sync::Mutex::new(value))
+        Self(sync::Mutex::new(value))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {

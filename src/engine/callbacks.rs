@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use futures::task::AtomicWaker;
+use crate::base::sync::AtomicWaker;
 use smallvec::SmallVec;
 
 use super::caller::Caller;

@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use futures::task::AtomicWaker;
+use crate::base::sync::AtomicWaker;
 use tokio::task;
 
 use self::state::{CallerState, Watcher};
@@ -493,7 +493,115 @@ impl fmt::Debug for Caller {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use shuttle::future::block_on;
+    use shuttle::thread;
+
     use super::*;
+    use crate::base::Clock;
+    use crate::base::model::check;
+    use crate::engine::settings::Settings;
+
+    /// The engine, as far as a caller knows it: it tells verdicts, and then wakes.
+    struct Teller {
+        caller: Arc<Caller>,
+        events: EventBus,
+    }
+
+    impl Teller {
+        fn new() -> Arc<Self> {
+            let clock = Arc::new(Clock::system());
+            let events = EventBus::new(&Settings::default(), "1f".into(), clock);
+            let caller = Arc::new(Caller::new("k".into(), Mode::Exclusive, &[]));
+            caller.arrive(WaiterId(1), Moment::ZERO, &events);
+            assert_eq!(caller.end_arrival(), None);
+            Arc::new(Self { caller, events })
+        }
+
+        fn tell(&self, verdict: Verdict) {
+            let mut callbacks = Callbacks::default();
+            self.caller
+                .tell(verdict, Moment::ZERO, &self.events, &mut callbacks);
+            callbacks.run(&LeaseLog::default());
+        }
+
+        fn grant(&self) {
+            self.tell(Verdict::Waiter(WaiterVerdict::Granted {
+                token: Token::new(7).unwrap(),
+                deadline: Moment::ZERO,
+                needs_another_poll: true,
+            }));
+        }
+
+        fn end(&self) {
+            self.tell(Verdict::Lease(LeaseVerdict::Ended(LeaseEnd::Released)));
+        }
+
+        /// Sleeps until its phase is such.
+        fn reach(&self, is_such: impl Fn(&Phase) -> bool) {
+            block_on(poll_fn(|cx| {
+                match is_such(&self.caller.phase_or_wake(cx.waker())) {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            }));
+        }
+
+        fn acquire(&self) {
+            self.reach(|phase| matches!(phase, Phase::Granted { .. }));
+            let begun = self.caller.begin_lease(Moment::ZERO, &self.events);
+            assert!(begun.is_some());
+        }
+    }
+
+    /// A caller sleeps until it is granted the key, releases it, and sleeps until the store has confirmed that.
+    ///
+    /// Finds: `phase_or_wake` unlocks between the look at the phase and the waker, or `tell` takes the waker before it
+    /// changes the phase, under another lock.
+    #[test]
+    fn model_a_caller_sleeps_through_no_verdict() {
+        check(|| {
+            let engine = Teller::new();
+            let teller = engine.clone();
+            let granted = thread::spawn(move || teller.grant());
+            engine.acquire();
+            granted.join().unwrap();
+            assert!(engine.caller.begin_release(Moment::ZERO, EndMode::Release));
+            let teller = engine.clone();
+            let ended = thread::spawn(move || teller.end());
+            engine.reach(|phase| matches!(phase, Phase::Finished { .. }));
+            ended.join().unwrap();
+        });
+    }
+
+    /// A lease is granted, and ends, while somebody else waits for its end, with a waker of the kind that `lost` and
+    /// `extend` use.
+    ///
+    /// Finds: `tell` looks for those who watch before it changes the phase, under another lock.
+    #[test]
+    fn model_one_who_watches_sleeps_through_no_end() {
+        check(|| {
+            let engine = Teller::new();
+            engine.grant();
+            engine.acquire();
+            let (one, two) = (engine.clone(), engine.clone());
+            let watches = thread::spawn(move || {
+                let watch = one.caller.watch(false);
+                block_on(poll_fn(|cx| {
+                    watch.register(cx.waker());
+                    match one.caller.phase() {
+                        Phase::Held { .. } => Poll::Pending,
+                        _ => Poll::Ready(()),
+                    }
+                }));
+            });
+            let ended = thread::spawn(move || two.end());
+            watches.join().unwrap();
+            ended.join().unwrap();
+        });
+    }
 
     /// A loop that selects on `lost()` makes a watcher in each turn.
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use futures::task::AtomicWaker;
+use crate::base::sync::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
 use super::Caller;
@@ -19,7 +19,7 @@ impl Cancellation {
     /// `callers`: of all keys of the lease.
     pub(crate) fn of<'a>(callers: impl IntoIterator<Item = &'a Arc<Caller>>) -> Self {
         let token = CancellationToken::new();
-        let watch = Arc::new(AtomicWaker::new());
+        let watch = Arc::<AtomicWaker>::default();
         // Before the watch is known to the lease: a loss wakes it once.
         watch.register(&Waker::from(Arc::new(CancelOnWake(token.clone()))));
         for caller in callers {

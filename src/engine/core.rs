@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use foldhash::HashMap;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::caller::Caller;
@@ -16,6 +15,7 @@ use super::state::{Deferred, EngineState, EventCx, Lines, PIECE, Turnstile};
 use super::timer::Timer;
 use crate::base::clock::{Moment, SUSPENSION_TICK};
 use crate::base::mutex::Mutex;
+use crate::base::sync::Notify;
 use crate::base::user_code::log;
 use crate::base::{Clock, StoreError, user_code};
 use crate::engine::heartbeat::Heartbeat;
@@ -131,7 +131,7 @@ impl Engine {
                     keep_alive: None,
                 }),
                 lost,
-                idle: Notify::new(),
+                idle: Notify::default(),
                 heartbeat: Arc::new(heartbeat),
                 lease_log,
             }

@@ -1,14 +1,14 @@
 //! Sends events to those who read them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-use futures::task::AtomicWaker;
 use tokio::sync::broadcast::Sender;
 use tokio::time::Instant;
 
 use crate::base::clock::Moment;
 use crate::base::mutex::Mutex;
+use crate::base::sync::{AtomicBool, AtomicWaker};
 use crate::base::{Clock, Holder, user_code};
 use crate::engine::settings::Settings;
 use crate::observe::{Events, LockEvent};
@@ -186,21 +186,27 @@ impl BusState {
 #[cfg(test)]
 mod tests {
     use futures::{FutureExt, StreamExt};
+    use shuttle::future::block_on;
+    use shuttle::thread;
 
     use super::*;
+    use crate::base::model::check;
 
     fn bus() -> EventBus {
         EventBus::new(&Settings::default(), "1f".into(), Arc::new(Clock::system()))
     }
 
+    fn waiting(waiter: u64) -> LockEvent {
+        LockEvent::Waiting {
+            key: "k".into(),
+            waiter,
+            mode: crate::base::Mode::Exclusive,
+        }
+    }
+
     fn tell(bus: &EventBus, waiters: std::ops::Range<u64>) {
         for waiter in waiters {
-            let key: Arc<str> = "k".into();
-            bus.send(|| LockEvent::Waiting {
-                key,
-                waiter,
-                mode: crate::base::Mode::Exclusive,
-            });
+            bus.send(|| waiting(waiter));
         }
         bus.flush();
     }
@@ -262,6 +268,48 @@ mod tests {
         assert_eq!(read(&mut late, usize::MAX), [2000]);
         tell(&bus, 0..5000);
         assert_eq!(read(&mut slow, 1), [-3976]);
+    }
+
+    /// Two threads send, and then one ends the registry. The reader, which sleeps whenever there is nothing to read, sees all
+    /// events in the order in which they were sent, and then the end.
+    ///
+    /// Finds: `Events` does not look again once its waker is registered, or `flush` notes that everything is flushed after
+    /// it took the wakers, and under another lock.
+    #[test]
+    fn model_a_reader_sleeps_through_nothing() {
+        check(|| {
+            let bus = Arc::new(bus());
+            let mut events = bus.subscribe();
+            // As the engine's lock.
+            let sent = Arc::new(Mutex::new(Vec::new()));
+            let senders = [0..2, 2..4].map(|waiters| {
+                let (bus, sent) = (bus.clone(), sent.clone());
+                thread::spawn(move || {
+                    for waiter in waiters {
+                        let mut sent = sent.lock();
+                        sent.push(waiter);
+                        bus.send(|| waiting(waiter));
+                        drop(sent);
+                        bus.flush();
+                    }
+                })
+            });
+            let waiter = |event| match event {
+                LockEvent::Waiting { waiter, .. } => waiter,
+                other => unreachable!("{other:?}"),
+            };
+            let read = block_on(events.by_ref().take(4).map(waiter).collect::<Vec<_>>());
+            for sender in senders {
+                sender.join().unwrap();
+            }
+            assert_eq!(read, *sent.lock());
+            let end = thread::spawn(move || {
+                bus.end();
+                bus.flush();
+            });
+            assert!(block_on(events.next()).is_none());
+            end.join().unwrap();
+        });
     }
 
     #[test]

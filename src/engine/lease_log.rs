@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::base::mutex::Mutex;
+use crate::base::sync::Notify;
 use crate::base::user_code::log;
 use crate::base::{LossCause, Token};
 

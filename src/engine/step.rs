@@ -1,10 +1,9 @@
 //! One change of a registry: the state is locked, changed and unlocked. What follows from the change is done after that.
 
-use std::sync::MutexGuard;
-
 use super::core::Engine;
 use super::failure;
 use super::state::{ChangeCx, Deferred, EngineState};
+use crate::base::mutex::MutexGuard;
 use crate::base::user_code;
 use crate::base::user_code::log;
 use crate::store::contract::SubmittedOp;

@@ -26,6 +26,7 @@ use crate::turnstile::Waiter;
 use {crate::observe::LockEvent, futures::StreamExt};
 
 mod lost_ops;
+mod models;
 
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]

@@ -1,19 +1,19 @@
 //! The one timer task of a registry: it serves every deadline, wait and pause.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future;
 use tokio::runtime::{Handle, Id};
-use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::sleep;
 
 use super::core::{Engine, Next};
 use crate::base::mutex::Mutex;
+use crate::base::sync::{AtomicBool, Notify};
 use crate::roaming::time::timeout_at;
 use crate::roaming::{Tasks, runtime};
 
@@ -42,9 +42,12 @@ impl Timer {
 
     /// Notes the present runtime: somebody waits on it. If the task's own runtime ends first, the task moves there (D7).
     pub(super) fn note_runtime(&self) {
-        let Some(current) = runtime() else {
-            return;
-        };
+        if let Some(current) = runtime() {
+            self.note(current);
+        }
+    }
+
+    fn note(&self, current: Handle) {
         let mut runtimes = self.runtimes.lock();
         let is_current = |known: &Runtime| known.handle.id() == current.id();
         if runtimes.last().is_some_and(is_current) {
@@ -205,5 +208,46 @@ impl Drop for Task {
             self.timer.forget(self.runs_on);
             Self::start(self.engine.clone(), self.timer.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shuttle::thread;
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::base::Clock;
+    use crate::base::model::check;
+    use crate::engine::settings::Settings;
+    use crate::store::MemoryStore;
+
+    /// Two callers come, each on a runtime of its own. One of the runtimes ends: the task runs on the other, once.
+    ///
+    /// Finds: `start` unlocks the runtimes before it notes that no task runs (a caller notes its runtime in between, believes
+    /// that the task runs, and nobody starts it), or `ensure_running` looks and notes in two steps (two tasks).
+    #[test]
+    fn model_a_task_whose_runtime_ends_moves_to_that_of_a_caller() {
+        check(|| {
+            let engine = Engine::new(&MemoryStore::new(), Settings::default(), Clock::system());
+            let timer = Timer::new(Arc::default());
+            let [ends, stays] =
+                [(); 2].map(|()| Builder::new_current_thread().enable_time().build().unwrap());
+            let come = |runtime: Handle| {
+                let (timer, engine) = (timer.clone(), Arc::downgrade(&engine));
+                move || {
+                    timer.note(runtime);
+                    timer.ensure_running(&engine);
+                }
+            };
+            let (first, second) = (come(ends.handle().clone()), come(stays.handle().clone()));
+            let first = thread::spawn(move || {
+                first();
+                drop(ends);
+            });
+            second();
+            first.join().unwrap();
+            assert_eq!(timer.tasks.wake().len(), 1, "it runs on the one that stays");
+        });
     }
 }

@@ -3,7 +3,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::task::AtomicWaker;
+use crate::base::sync::AtomicWaker;
 use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 

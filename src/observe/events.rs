@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use crate::base::sync::AtomicWaker;
 use futures::Stream;
 use futures::stream::FusedStream;
-use futures::task::AtomicWaker;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::broadcast::{Receiver, Sender};
 use tokio::time::Instant;

@@ -16,7 +16,7 @@ pub(crate) mod time;
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
@@ -26,6 +26,7 @@ use futures::future::BoxFuture;
 use tokio::runtime::Handle;
 
 use crate::base::mutex::Mutex;
+use crate::base::sync::AtomicU64;
 
 /// What this thread does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +126,19 @@ struct Work {
 impl Tasks {
     /// Runs a task on the runtime. If the runtime ends, the task is dropped.
     pub(crate) fn spawn(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) {
+        let task = self.add(runtime, task);
+        let host = Host(task.clone());
+        #[cfg(not(test))]
+        runtime.spawn(host);
+        #[cfg(test)]
+        crate::base::model::spawn(runtime, host);
+        if PLACE.get() == Place::Guest {
+            // Its host is busy.
+            task.lend(0);
+        }
+    }
+
+    fn add(&self, runtime: &Handle, task: impl Future<Output = ()> + Send + 'static) -> Arc<Task> {
         let task = Arc::new(Task {
             host: runtime.clone(),
             waker: OnceLock::new(),
@@ -142,11 +156,7 @@ impl Tasks {
         }
         known.push(Arc::downgrade(&task));
         drop(known);
-        runtime.spawn(Host(task.clone()));
-        if PLACE.get() == Place::Guest {
-            // Its host is busy.
-            task.lend(0);
-        }
+        task
     }
 
     /// Those that have not ended.
@@ -196,17 +206,21 @@ impl Tasks {
 impl Task {
     /// If the host has not polled it since then, polls it on the present runtime from now on.
     pub(crate) fn lend(self: Arc<Self>, polls: u64) {
-        let Some(mut work) = self.work.try_lock() else {
-            return;
-        };
+        if let Some(guest) = self.borrow(polls) {
+            tokio::spawn(guest);
+        }
+    }
+
+    fn borrow(self: Arc<Self>, polls: u64) -> Option<Guest> {
+        let mut work = self.work.try_lock()?;
         let is_busy = self.polls.load(Ordering::Acquire) == polls;
         let is_free = work.away.is_none() && work.given_up != Some(polls) && work.future.is_some();
         if !is_busy || !is_free {
-            return;
+            return None;
         }
         work.away = Some(Instant::now());
         drop(work);
-        tokio::spawn(Guest(self));
+        Some(Guest(self))
     }
 
     fn come_back(&self, work: &mut Work) {

@@ -1,9 +1,13 @@
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use futures::channel::oneshot;
+use shuttle::future::{block_on, spawn};
+use shuttle::thread;
 use tokio::runtime::{Builder, Runtime};
 
 use super::*;
+use crate::base::model::check;
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -190,4 +194,63 @@ fn what_a_guest_starts_belongs_to_the_host() {
 
 fn runtime_of_host() -> Handle {
     super::runtime().expect("a task has one")
+}
+
+/// Twice: the heartbeat lends a task to a guest, and takes it away from it again. The task is polled when what it waits
+/// for has come, whoever has it then, and the guests end.
+///
+/// Finds: the heartbeat reads how often the host has polled after it woke it (the host slept again before the guest came,
+/// and nobody wakes it when the guest has gone), or a guest polls what was taken away from it.
+#[test]
+fn model_a_task_sleeps_through_nothing_while_it_roams() {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    check(move || {
+        let tasks = Arc::new(Tasks::default());
+        let (first, one) = oneshot::channel();
+        let (second, two) = oneshot::channel();
+        let task = tasks.add(&handle, async move {
+            one.await.unwrap();
+            two.await.unwrap();
+        });
+        let host = spawn(Host(task));
+        let heart = thread::spawn(move || {
+            let mut guests = Vec::new();
+            for _ in 0..2 {
+                for (task, polls) in tasks.wake() {
+                    guests.extend(task.borrow(polls).map(spawn));
+                }
+                tasks.leave();
+            }
+            for guest in guests {
+                block_on(guest).unwrap();
+            }
+        });
+        first.send(()).unwrap();
+        crate::base::model::step();
+        second.send(()).unwrap();
+        block_on(host).unwrap();
+        heart.join().unwrap();
+    });
+}
+
+/// Finds: a host that is dropped does not wake the guest.
+#[test]
+fn model_a_guest_ends_with_the_host() {
+    let runtime = runtime();
+    let handle = runtime.handle().clone();
+    check(move || {
+        let tasks = Tasks::default();
+        let host = Host(tasks.add(&handle, std::future::pending()));
+        let guests = tasks.wake().into_iter();
+        let guests: Vec<_> = guests
+            .filter_map(|(task, polls)| task.borrow(polls))
+            .collect();
+        let guests: Vec<_> = guests.into_iter().map(spawn).collect();
+        let end = thread::spawn(|| drop(host));
+        for guest in guests {
+            block_on(guest).unwrap();
+        }
+        end.join().unwrap();
+    });
 }

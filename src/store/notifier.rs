@@ -1,16 +1,17 @@
 //! Delivers the events of a session to its registry.
 
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Weak;
 
 use super::contract::{StoreEvent, StoreEvents};
+use crate::base::mutex::Mutex;
 
 /// Delivers events in the order in which they were queued, by any thread. More may be queued meanwhile.
 pub(super) struct OrderedNotifier {
     listener: Weak<dyn StoreEvents>,
     events: Mutex<Vec<StoreEvent>>,
     /// Held while events are delivered. It is only tried: other threads leave their events to the one that delivers,
-    /// which keeps the order. (It is not poisoned if the listener panics.)
-    telling: tokio::sync::Mutex<()>,
+    /// which keeps the order.
+    telling: Mutex<()>,
 }
 
 impl OrderedNotifier {
@@ -18,28 +19,23 @@ impl OrderedNotifier {
         Self {
             listener,
             events: Mutex::default(),
-            telling: tokio::sync::Mutex::default(),
+            telling: Mutex::default(),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<StoreEvent>> {
-        // Every change leaves the queue consistent.
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Queues the events of a change. Called while the lock of that change is held, so events keep the order of the
     /// changes.
     pub(super) fn put(&self, events: impl IntoIterator<Item = StoreEvent>) {
-        self.lock().extend(events);
+        self.events.lock().extend(events);
     }
 
     /// Delivers the queued events, unless another thread does.
     pub(super) fn tell(&self) {
         // Checks again after each batch: another thread may have left its events to us.
-        while !self.lock().is_empty()
-            && let Ok(_telling) = self.telling.try_lock()
+        while !self.events.lock().is_empty()
+            && let Some(_telling) = self.telling.try_lock()
         {
-            let events = std::mem::take(&mut *self.lock());
+            let events = std::mem::take(&mut *self.events.lock());
             if let Some(listener) = self.listener.upgrade() {
                 listener.on_events(events);
             }
@@ -52,7 +48,10 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::{Arc, OnceLock};
 
+    use shuttle::thread;
+
     use super::*;
+    use crate::base::model::check;
     use crate::store::contract::KeyScope;
 
     /// Puts more in while it hears some, as a registry does that sends an op at once.
@@ -84,7 +83,7 @@ mod tests {
                 if &*key == "more" {
                     self.tells(&["then"]);
                 }
-                self.heard.lock().unwrap().push(key.to_string());
+                self.heard.lock().push(key.to_string());
             }
         }
     }
@@ -111,7 +110,7 @@ mod tests {
         }
 
         fn heard(&self) -> Vec<String> {
-            std::mem::take(&mut *self.heard.lock().unwrap())
+            std::mem::take(&mut *self.heard.lock())
         }
     }
 
@@ -120,6 +119,35 @@ mod tests {
         let sink = EventSink::new();
         sink.tells(&["more", "a", "b"]);
         assert_eq!(sink.heard(), ["more", "a", "b", "then"]);
+    }
+
+    /// Two threads change something and tell of it: each event is delivered, in the order of the changes.
+    ///
+    /// Finds: `tell` looks at the queue only once (an event stays there whose thread came while the other delivered), or
+    /// takes the events before it has the turn to deliver them (their order changes).
+    #[test]
+    fn model_every_event_is_delivered_in_order() {
+        check(|| {
+            let sink = EventSink::new();
+            let changes = Arc::new(Mutex::new(Vec::new()));
+            let threads = [["a", "b"], ["c", "d"]].map(|keys| {
+                let (sink, changes) = (sink.clone(), changes.clone());
+                thread::spawn(move || {
+                    for key in keys {
+                        let mut changes = changes.lock();
+                        changes.push(key.to_owned());
+                        let notifier = sink.notifier.get().unwrap();
+                        notifier.put([StoreEvent::Freed { key: key.into() }]);
+                        drop(changes);
+                        notifier.tell();
+                    }
+                })
+            });
+            threads
+                .into_iter()
+                .for_each(|thread| thread.join().unwrap());
+            assert_eq!(sink.heard(), *changes.lock());
+        });
     }
 
     #[test]

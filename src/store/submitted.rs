@@ -1,12 +1,12 @@
 //! Submitted operations, and those that were lost.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-use tokio::sync::Notify;
+use std::sync::{Arc, Weak};
 
 use super::contract::Op;
 use crate::base::StoreError;
+use crate::base::mutex::Mutex;
+use crate::base::sync::Notify;
 
 /// An op that awaits its one answer. If it is dropped before that, it is noted as lost: a caller waits for it, and no
 /// other op of the key is sent before the answer (O2).
@@ -38,7 +38,7 @@ impl SubmittedOp {
 impl Drop for SubmittedOp {
     fn drop(&mut self) {
         if let Some(lost) = self.lost.upgrade() {
-            lost.lock().push((self.key.clone(), self.op.clone()));
+            lost.ops.lock().push((self.key.clone(), self.op.clone()));
             lost.wake.notify_one();
         }
     }
@@ -62,17 +62,12 @@ impl DroppedOps {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.ops.lock().is_empty()
     }
 
     /// Takes them, in the order in which they were lost.
     pub(crate) fn take(&self) -> Vec<(Arc<str>, Op)> {
-        mem::take(&mut *self.lock())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<str>, Op)>> {
-        // Every change leaves the list consistent.
-        self.ops.lock().unwrap_or_else(PoisonError::into_inner)
+        mem::take(&mut *self.ops.lock())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-use futures::task::AtomicWaker;
+use crate::base::sync::AtomicWaker;
 
 use super::Caller;
 use crate::base::clock::Moment;

@@ -8,7 +8,6 @@ use futures::FutureExt;
 use futures::channel::oneshot;
 use futures::future::BoxFuture;
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::backend::{Address, Backend, Slot, SlotMap, SlotSet, Trouble};
@@ -18,6 +17,7 @@ use super::request::{Request, RequestKind};
 use super::session::{NodeId, Shared};
 use super::subscriptions::Subscriptions;
 use crate::base::StoreError;
+use crate::base::sync::Notify;
 use crate::roaming::runtime;
 use crate::store::contract::{Op, OpError, OpResult, Outcome, StoreEvent, SubmittedOp};
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::OptionFuture;
-use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
@@ -19,6 +18,7 @@ use super::server_clock::ServerClock;
 use super::session::{NodeId, Shared};
 use super::subscriptions::{CLEANUP, UNCONFIRMED};
 use crate::base::StoreError;
+use crate::base::sync::Notify;
 use crate::base::user_code::log;
 use crate::roaming::time::sleep_until;
 use crate::store::attempts::{ATTEMPTS, Pace, SetUps, first_success};

@@ -1,8 +1,8 @@
 //! A registry's session with its store: the tasks of the nodes, and when their connections are needed.
 
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -17,6 +17,8 @@ use super::backend::{Backend, Connected, SlotMap, SlotSet, Trouble};
 use super::change::{Change, Effects, Node, SessionState};
 use super::node::Received;
 use super::request::{Request, RequestKind};
+use crate::base::mutex::{Mutex, MutexGuard};
+use crate::base::sync::AtomicBool;
 use crate::base::user_code::log;
 use crate::base::{Check, StoreError};
 use crate::roaming::runtime;
@@ -169,7 +171,7 @@ impl<B: Backend> Drop for DriverSession<B> {
 
 impl<B: Backend> Shared<B> {
     fn lock(&self) -> MutexGuard<'_, SessionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Notes whether a server is left to which no connection was tried.

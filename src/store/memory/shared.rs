@@ -1,10 +1,11 @@
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use foldhash::HashMap;
 use tokio::time::Instant;
 
 use super::keyspace::Keyspace;
+use crate::base::mutex::{Mutex, MutexGuard};
 use crate::base::thread_end;
 use crate::store::contract::{ServerTime, StoreEvents};
 
@@ -48,7 +49,6 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, StoreState> {
-        // Every change leaves the state consistent, so a panic elsewhere does not matter.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

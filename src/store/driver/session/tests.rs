@@ -348,3 +348,164 @@ fn g2_each_node_has_a_first_connection() {
     assert_eq!(session.shared.next_attempt(1), None);
     assert_eq!(session.connects_within(), usual);
 }
+
+/// One server that answers each call when its connection is polled next.
+struct Prompt {
+    address: Address,
+}
+
+struct PromptLink {
+    calls: std::collections::VecDeque<(usize, tokio::time::Instant)>,
+}
+
+impl Backend for Prompt {
+    type Link = PromptLink;
+
+    fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::USUAL
+    }
+
+    fn connect<'a>(
+        self: &'a Arc<Self>,
+        _: Hello<'a, ()>,
+        _: &'a SetUps,
+    ) -> BoxFuture<'a, Result<Connected<PromptLink>, StoreError>> {
+        let link = PromptLink {
+            calls: Default::default(),
+        };
+        let connected = Connected {
+            link,
+            no_push: None,
+            clock: ServerClock::told(0, tokio::time::Instant::now()),
+            identity: None,
+        };
+        std::future::ready(Ok(connected)).boxed()
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    fn error(&self, _: &Address, trouble: Trouble<'_>) -> StoreError {
+        StoreError::new(format!("{trouble:?}"))
+    }
+
+    fn check(self: &Arc<Self>) -> BoxFuture<'static, Result<Vec<CheckedServer>, StoreError>> {
+        pending().boxed()
+    }
+
+    fn scan(
+        self: &Arc<Self>,
+        _: Arc<str>,
+    ) -> BoxStream<'static, Result<Vec<Arc<str>>, StoreError>> {
+        futures::stream::pending().boxed()
+    }
+}
+
+impl Link for PromptLink {
+    type Answer = ();
+    type Trace = ();
+
+    fn send(&mut self, call: Call<'_>) {
+        self.calls.push_back((call.lane, call.now));
+    }
+
+    fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Result<Incoming<()>, StoreError>> {
+        crate::base::model::step();
+        let Some((lane, sent_at)) = self.calls.pop_front() else {
+            return Poll::Pending;
+        };
+        Poll::Ready(Ok(Incoming::Answer {
+            lane,
+            sent_at,
+            answer: (),
+        }))
+    }
+
+    fn read(&mut self, _: usize, (): (), requests: &mut [Request]) -> Result<Replies, StoreError> {
+        let done = Reply::Done {
+            at: 1,
+            outcome: Outcome::Gone { held: true },
+            unserved: false,
+        };
+        let list = vec![done; requests.len()];
+        Ok(Replies {
+            at: Some(1),
+            list,
+            end: None,
+        })
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    fn trace(&self) -> Option<()> {
+        None
+    }
+}
+
+fn prompt_session() -> DriverSession<Prompt> {
+    let config = SessionConfig {
+        prefix: "lock".into(),
+        instance: "a1".into(),
+        ttl: Duration::from_secs(30),
+        response_timeout: Duration::from_secs(1),
+        listener: Weak::<Nobody>::new(),
+        tasks: Arc::default(),
+    };
+    let address = "a:1".into();
+    DriverSession::new(Arc::new(Prompt { address }), config)
+}
+
+/// Two callers ask for something at the same time, while the first task of the node begins. It ends if it finds nothing to do,
+/// and another one is started for what comes then. Each of them is answered.
+///
+/// Finds: the task is notified with `notify_waiters`, which one does not hear that is about to sleep; or the task finds
+/// its inbox empty and notes that it has ended under two locks.
+#[test]
+fn model_each_request_is_taken_and_answered() {
+    crate::base::model::check_with_tasks(|| {
+        let session = Arc::new(prompt_session());
+        session.start();
+        let ask = |key: &'static str| {
+            let session = session.clone();
+            move || {
+                let owner = Owner::exclusive(1);
+                for _ in 0..2 {
+                    let answered = session.ask(key.into(), Op::Release { owner });
+                    let answer = shuttle::future::block_on(answered).unwrap();
+                    assert_eq!(answer.outcome, Outcome::Gone { held: true });
+                }
+            }
+        };
+        let other = shuttle::thread::spawn(ask("a"));
+        ask("b")();
+        other.join().unwrap();
+    });
+}
+
+/// The session is dropped while a caller asks something. The caller is answered, or hears that nobody answers, and the
+/// node's task ends.
+///
+/// Finds: `closed` waits for a change after it has subscribed, so a task that begins after the drop never ends.
+#[test]
+fn model_a_session_that_is_dropped_leaves_nobody_waiting() {
+    crate::base::model::check_with_tasks(|| {
+        let session = prompt_session();
+        session.start();
+        let shared = Arc::downgrade(&session.shared);
+        let owner = Owner::exclusive(1);
+        let answered = session.ask("a".into(), Op::Release { owner });
+        let end = shuttle::thread::spawn(move || drop(session));
+        let _answer_or_error = shuttle::future::block_on(answered);
+        end.join().unwrap();
+        while shared.strong_count() > 0 {
+            shuttle::thread::yield_now();
+        }
+    });
+}
