@@ -221,11 +221,17 @@ pub(crate) async fn the_loss_of_one_key_is_the_loss_of_all<W: World>(w: &W) {
     all_free(&there, &["a", "b", "c"]).await;
 }
 
+/// Whatever is to become of its keys when it ends as a lease.
 pub(crate) async fn a_group_that_is_dropped_leaves_nothing<W: World>(w: &W) {
     let [here, there] = w.registries().await;
     let last = there.obtain("c").lease().await.unwrap();
     let group = here.obtain_all(["a", "b", "c"]);
-    for polls in 0..5 {
+    let kept = group.clone().on_finish(OnFinish::KeepFor(ms(60_000)));
+    let left = group.clone().on_finish(OnFinish::LetExpire);
+    for (polls, group) in [&group, &group, &group, &group, &group, &kept, &left]
+        .into_iter()
+        .enumerate()
+    {
         let mut waits = Box::pin(group.lease());
         for _ in 0..polls {
             assert!(poll_once(&mut waits).await.is_none());

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{Program, SOON, run, until_gone};
-use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
+use crate::support::{
+    Proxy, RedisServer, Way, on_a_steady_machine_blocking, wait_until_blocking,
+};
 
 const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "1s", "k", "--", "sh"];
 
@@ -110,6 +112,40 @@ fn a_stopped_program_does_not_work_without_its_lease() {
     program.signal(Signal::CONT);
     let done = program.end();
     assert_eq!(done.code, Some(76), "{}", done.err);
+}
+
+/// We cannot renew, and are killed shortly before the end of the lease. `--kill-after` would let the command go on for longer.
+#[test]
+fn the_command_of_a_dead_program_does_not_outlive_the_lease() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    let folder = tempfile::tempdir().unwrap();
+    let beats = folder.path().join("beats");
+    let script = beating(&beats);
+    let arguments = [
+        "run",
+        "--ttl",
+        "6s",
+        "--kill-after",
+        "2s",
+        "k",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let mut program = Program::start(&proxy.url(), arguments);
+    let shell = program.number("shell");
+    let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
+    proxy.blackhole(Way::Both, true);
+    wait_until_blocking("its lease is almost over", SOON, || {
+        server.pttl("lock:k") < 500
+    });
+    program.kill();
+    until_gone(shell);
+    let now = next.number("now");
+    let last = last_beat(&beats);
+    assert!(last < now, "{last} {now}");
 }
 
 /// What the command sends to its own group does not end the guardian.

@@ -335,6 +335,46 @@ fn w1_shared_waiters_fill_the_queue() {
     }
 }
 
+/// Whoever was refused, has given up or has waited for long enough has no place any more, though others of its kind wait.
+#[test]
+fn w1_shared_waiters_that_have_gone_make_room() {
+    let mut key = Key::new();
+    key.readers(&["stays"]);
+    for _ in 0..100 {
+        let asks = Waiter {
+            asks_once: true,
+            ..key.waiter("refused")
+        };
+        key.feed(|lines, cx| lines.arrive(cx, Mode::Shared, asks));
+        let attempt = key.sent().remove(0);
+        key.reply(&attempt, busy(30_000, 0));
+        let [(gone, _)] = key.readers(&["gone"])[..] else {
+            unreachable!("one has come")
+        };
+        key.feed(|lines, cx| lines.feed(cx, gone, |line, cx| line.leave(cx, gone)));
+        let withdraw = key.sent().remove(0);
+        key.reply(&withdraw, Outcome::Gone { held: false });
+        let until = key.now + ms(1);
+        let enter = key.arrive_until(Mode::Shared, until);
+        key.reply(&enter, entered(1));
+        key.wait_until(until.as_millis() as u64);
+        let withdraw = key.sent().remove(0);
+        key.reply(&withdraw, Outcome::Gone { held: false });
+    }
+    for _ in 1..100 {
+        key.arrive("fits", Mode::Shared);
+    }
+    let is_full = |(_, verdict): &(&str, Verdict)| {
+        matches!(
+            verdict,
+            Verdict::Waiter(WaiterVerdict::Refused(NotGranted::QueueFull))
+        )
+    };
+    assert!(!key.told.iter().any(is_full));
+    key.arrive("late", Mode::Shared);
+    assert!(key.told.last().is_some_and(is_full));
+}
+
 /// Also while the store is away, when none of them has asked it.
 #[test]
 fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {

@@ -38,28 +38,46 @@ async fn o5_a_command_of_a_dead_connection_wins_for_nobody() {
     .await;
 }
 
+/// In each mode.
 #[tokio::test]
 async fn o5_a_stale_script_does_nothing_and_tells_its_time() {
+    const LATE: &str = "0000000000001000";
+    const IN_TIME: &str = "9000000000000000";
     let server = RedisServer::start();
-    let script = script::TEXT;
-    for op in ["A", "E", "L", "D"] {
-        let words = [
+    let run = |op: &str, of_use: &str, owner: &str, more: &str, mode: &str| -> String {
+        server.ask(&[
+            "EVAL",
+            script::TEXT,
+            "4",
             "lock:k",
             "{lock:k}:~queue2",
             "{lock:k}:~listen1",
             "lock:~fence",
             "7",
             op,
-            "0000000000001000",
-            "a1:1",
+            of_use,
+            owner,
             "30000",
-        ];
-        let mut command = vec!["EVAL", script, "4"];
-        command.extend(words);
-        let reply: String = server.ask(&command);
+            more,
+            mode,
+        ])
+    };
+    let assert_stale = |reply: String| {
         let at = reply.strip_prefix("7 ").unwrap().strip_suffix(" stale");
-        assert!(at.unwrap().parse::<u64>().unwrap() > 1_000_000_000_000_000);
-        assert_eq!(server.keys("*"), [""; 0]);
+        let at = at.unwrap_or_else(|| panic!("{reply}"));
+        assert!(at.parse::<u64>().unwrap() > 1_000_000_000_000_000);
+    };
+    for mode in ["", "r", "1/2"] {
+        for op in ["A", "E", "L"] {
+            assert_stale(run(op, LATE, "a1:1", "", mode));
+            assert_eq!(server.keys("*"), [""; 0], "{op} {mode:?}");
+        }
+        let has_won = |reply: String| reply.split(' ').nth(2).unwrap().parse::<u64>().is_ok();
+        assert!(has_won(run("A", IN_TIME, "a1:1", "", mode)), "{mode:?}");
+        assert_stale(run("D", LATE, "b1:1", "a1:1", mode));
+        // The first still has it.
+        assert!(has_won(run("D", IN_TIME, "c1:1", "a1:1", mode)), "{mode:?}");
+        server.flushall();
     }
 }
 
