@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants bugs one at a time, and tells which small worlds find each, and how.
 
-    src/turnstile/tests/worlds/planted.py [PART OF A NAME]
+    src/turnstile/tests/worlds/planted.py [PART OF A NAME]...
 
 Each breaks one rule of docs/protocol.md. The work happens in a copy, in a folder that is deleted at the end.
 """
@@ -38,7 +38,7 @@ BUGS = [
     ("M11", "the old owner stays beside the adopter", KEYSPACE,
      "|| slot.holders.remove_first(is_from)", "|| slot.holders.iter().any(|(it, _)| is_from(it))"),
     ("O1", "a grant for a retired owner is not given back", MACHINE + "asking.rs",
-     "self.pending.push_back(release);", "drop(release);"),
+     "self.pending.push_back(release);", "drop::<PendingOp<Caller>>(release);"),
     ("O2", "two ops are in flight", MACHINE + "schedule.rs",
      "            if self.in_flight.is_some() {\n                return;\n            }\n", ""),
     ("O3", "a grant does not wait for the reply", MACHINE + "asking.rs",
@@ -61,7 +61,7 @@ def run(*command, **options):
 
 
 def main():
-    part = sys.argv[1] if len(sys.argv) > 1 else ""
+    parts = sys.argv[1:] or [""]
     root = run("git", "rev-parse", "--show-toplevel").stdout.strip()
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ def main():
         subprocess.run(["git", "clone", "-q", root, copy], check=True)
         target = os.environ.get("CARGO_TARGET_DIR", os.path.join(folder, "target"))
         for rule, what, path, old, new in BUGS:
-            if part not in f"{rule} {what}":
+            if not any(part in f"{rule} {what}" for part in parts):
                 continue
             path = os.path.join(copy, path)
             with open(path, encoding="utf-8") as file:
