@@ -46,7 +46,7 @@ BUGS = [
     ("O6", "an op whose answer is lost is not undone", MACHINE + "store_events.rs",
      "acquisition.raise_footprint(footprint);", "let _ = (acquisition, footprint);"),
     ("O6", "a release whose answer is lost is not sent again", MACHINE + "store_events.rs",
-     "self.pending_unknown();", "self.pending_done(true);"),
+     "self.pending_unknown();", "self.pending_done(cx, true);"),
     ("S3", "an owner that has the lock gets no new ttl", SLOT,
      "self.holders.add(owner, cx.now + micros(ttl));\n        let epoch",
      "if !self.holders.contains(&owner) {\n            self.holders.add(owner, cx.now + micros(ttl));\n        }\n        let epoch"),
