@@ -17,6 +17,9 @@ SLOT = "src/store/memory/slot.rs"
 KEYSPACE = "src/store/memory/keyspace.rs"
 
 # The rule, what is wrong, where, what stands there, and what stands there instead.
+#
+# Not here: O1, a grant for a retired owner is not given back. Such a grant needs a request that the server runs after O4 has
+# ended its connection, and the referee excuses what is left then.
 BUGS = [
     ("D1", "a deadline counts from the answer", MACHINE + "asking.rs",
      "acquisition.on_won(epoch, in_flight.sent)", "acquisition.on_won(epoch, cx.at())"),
@@ -37,8 +40,6 @@ BUGS = [
      "slot.holders.add(owner.kept(), now + micros(left));", "let _ = (left, owner.kept());"),
     ("M11", "the old owner stays beside the adopter", KEYSPACE,
      "|| slot.holders.remove_first(is_from)", "|| slot.holders.iter().any(|(it, _)| is_from(it))"),
-    ("O1", "a grant for a retired owner is not given back", MACHINE + "asking.rs",
-     "self.pending.push_back(release);", "drop::<PendingOp<Caller>>(release);"),
     ("O2", "two ops are in flight", MACHINE + "schedule.rs",
      "            if self.in_flight.is_some() {\n                return;\n            }\n", ""),
     ("O3", "a grant does not wait for the reply", MACHINE + "asking.rs",
