@@ -99,4 +99,16 @@ mod tests {
         let stood = Some(later - STEADY);
         assert!(pauses(&mut backoff, later, stood)[1] <= 0.25);
     }
+
+    /// Two failures are of one outage if less than its length lies between them.
+    #[test]
+    fn g1_a_failure_of_long_ago_counts_no_more() {
+        for (later, failures) in [(OUTAGE - Duration::from_millis(1), 2), (OUTAGE, 1)] {
+            let mut backoff = Backoff::default();
+            backoff.failed(Instant::now(), None);
+            let allowed = backoff.not_before().unwrap();
+            backoff.failed(allowed + later, None);
+            assert_eq!(backoff.failures, failures, "{later:?}");
+        }
+    }
 }
