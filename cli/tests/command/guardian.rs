@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{Program, SOON, run, until_gone};
-use crate::support::{
-    Proxy, RedisServer, Way, on_a_steady_machine_blocking, wait_until_blocking,
-};
+use crate::support::{Proxy, RedisServer, Way, on_a_steady_machine_blocking, wait_until_blocking};
 
 const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "1s", "k", "--", "sh"];
 

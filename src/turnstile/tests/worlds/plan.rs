@@ -130,6 +130,11 @@ pub(super) fn small() -> Vec<Plan> {
         plan("two and two, a break", vec![two(), two()], [0, 0, 0, 1, 0]),
         plan("two and two, a crash", vec![two(), two()], [0, 0, 0, 0, 1]),
         plan("three, a drop", vec![one(), one(), one()], [0, 0, 1, 0, 0]),
+        plan(
+            "one and one, a drop and a break",
+            vec![one(), one()],
+            [0, 0, 1, 1, 0],
+        ),
         plan("one and one, time", vec![one(), one()], [3, 1, 0, 0, 0]),
         plan(
             "one and one, time, a drop",
