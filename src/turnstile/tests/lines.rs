@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::harness::{EPOCH, busy, ms, rules};
+use super::harness::{EPOCH, busy, busy_by, ms, rules};
 use crate::base::clock::{FOREVER, Moment};
 use crate::base::{Mode, OnFinish};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
@@ -347,7 +347,7 @@ fn w1_shared_waiters_that_have_gone_make_room() {
         };
         key.feed(|lines, cx| lines.arrive(cx, Mode::Shared, asks));
         let attempt = key.sent().remove(0);
-        key.reply(&attempt, busy(30_000, 0));
+        key.reply(&attempt, busy_by("other:1", Some(ms(30_000)), None));
         let [(gone, _)] = key.readers(&["gone"])[..] else {
             unreachable!("one has come")
         };
