@@ -57,6 +57,7 @@ pub(crate) async fn wait_for_queue(server: &impl LockServer, tickets: u64) {
 }
 
 /// Nothing is left of any lease and of any wait: neither in the registries nor on the server.
+#[cfg(feature = "test-util")]
 pub(crate) async fn nothing_left(server: &impl LockServer, registries: &[&LockRegistry]) {
     wait_until("nothing is in use", BOUND, || {
         registries.iter().all(|registry| registry.in_use() == 0)
