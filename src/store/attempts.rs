@@ -5,12 +5,16 @@
 //! something has, it is at work, and a server that is slow must not get more work for that reason: the next attempt begins
 //! much later, for a proxy that accepts a connection and forgets it.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
-use futures::future::{BoxFuture, Either, select, select_all};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::unconstrained;
 use tokio::time::Instant;
 
 use crate::roaming::time::sleep_until;
@@ -143,7 +147,7 @@ pub(in crate::store) async fn first_success<T, E>(
     pace: Pace,
     until: Instant,
 ) -> Result<T, Failed<E>> {
-    let mut running = Vec::new();
+    let mut running: Vec<BoxFuture<'_, Result<T, E>>> = Vec::new();
     let mut errors = Vec::new();
     loop {
         let next = attempts.next();
@@ -158,22 +162,36 @@ pub(in crate::store) async fn first_success<T, E>(
         };
         running.extend(next);
         let mut pause = pin!(sleep_until(due()));
-        loop {
-            // All are polled each time: their timers and sockets may have to move to another runtime.
-            match select(select_all(running), pause.as_mut()).await {
-                Either::Left(((Ok(success), ..), _)) => return Ok(success),
-                Either::Left(((Err(error), _, others), _)) => {
-                    errors.push(error);
-                    running = others;
-                    break;
+        let known = errors.len();
+        // All are polled each time: their timers and sockets may have to move to another runtime. And one may have failed,
+        // and another succeeded, while the process stood still.
+        let success = poll_fn(|cx| {
+            let mut at = 0;
+            while at < running.len() {
+                match running[at].poll_unpin(cx) {
+                    Poll::Ready(Ok(success)) => return Poll::Ready(Some(success)),
+                    Poll::Ready(Err(error)) => {
+                        errors.push(error);
+                        drop(running.remove(at));
+                    }
+                    Poll::Pending => at += 1,
                 }
-                Either::Right(((), all)) => running = all.into_inner(),
             }
-            // Something may have been accepted since.
-            if due() <= Instant::now() {
-                break;
+            if errors.len() > known {
+                return Poll::Ready(None);
             }
-            pause.as_mut().reset(due());
+            loop {
+                // An attempt whose server never stops sending must not keep the time from being looked at.
+                ready!(unconstrained(pause.as_mut()).poll_unpin(cx));
+                // Something may have been accepted since.
+                if due() <= Instant::now() {
+                    return Poll::Ready(None);
+                }
+                pause.as_mut().reset(due());
+            }
+        });
+        if let Some(success) = success.await {
+            return Ok(success);
         }
         if Instant::now() >= until {
             let is_late = !running.is_empty();
@@ -318,5 +336,39 @@ mod tests {
             assert!(addresses.late >= within / 3 && addresses.late < attempts.late);
             assert!(attempts.late < within * 9 / 10);
         }
+    }
+
+    /// Its server sends without end, and uses up the task's budget at each poll.
+    #[tokio::test]
+    async fn an_attempt_that_never_rests_is_given_up_in_time() {
+        let busy = async {
+            loop {
+                tokio::task::consume_budget().await;
+            }
+        };
+        let attempts: [BoxFuture<'_, Result<(), ()>>; 1] = [busy.boxed()];
+        let pace = Pace::regular(Duration::from_millis(1));
+        let until = Instant::now() + Duration::from_millis(20);
+        let ending = first_success(attempts.into_iter(), pace, until);
+        let ended = tokio::time::timeout(Duration::from_secs(10), ending).await;
+        assert!(ended.expect("it ends").unwrap_err().is_late);
+    }
+
+    /// One has failed and another succeeded while the process stood still, past the end of the time.
+    #[tokio::test(start_paused = true)]
+    async fn a_success_beside_a_failure_counts_however_late_it_is_seen() {
+        let millis = Duration::from_millis;
+        let began = Instant::now();
+        let ends = move |ended: Result<(), ()>| async move {
+            sleep_until(began + millis(10)).await;
+            ended
+        };
+        let attempts = [ends(Err(())).boxed(), ends(Ok(())).boxed()];
+        let pace = Pace::regular(millis(1));
+        let running = first_success(attempts.into_iter(), pace, began + millis(15));
+        let running = tokio::spawn(running);
+        tokio::time::sleep(millis(5)).await;
+        tokio::time::advance(millis(20)).await;
+        assert!(running.await.unwrap().is_ok());
     }
 }
