@@ -63,12 +63,15 @@ impl Endpoint {
                 .boxed()
         });
         let opened = first_success(attempts, pace, until).await;
-        opened.map_err(|failed| match accepts.load(Ordering::Relaxed) {
-            _ if Instant::now() < until => {
-                told(failed.errors).unwrap_or(Fault::silent(address, within))
+        opened.map_err(|failed| {
+            let silent = || Fault::silent(address, within);
+            if !failed.is_late {
+                told(failed.errors).unwrap_or_else(silent)
+            } else if accepts.load(Ordering::Relaxed) {
+                Fault::mute(address, within)
+            } else {
+                silent()
             }
-            true => Fault::mute(address, within),
-            false => Fault::silent(address, within),
         })
     }
 
