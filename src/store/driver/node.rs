@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -18,6 +18,7 @@ use super::server_clock::ServerClock;
 use super::session::{NodeId, Shared};
 use super::subscriptions::{CLEANUP, UNCONFIRMED};
 use crate::base::StoreError;
+use crate::base::mutex::Mutex;
 use crate::base::sync::Notify;
 use crate::base::user_code::log;
 use crate::roaming::time::sleep_until;
@@ -182,7 +183,14 @@ impl<B: Backend> NodeTask<B> {
         let set_ups = SetUps::default();
         let within_host = backend.host_timeout();
         let pace = Pace::of_attempts(&set_ups, within_host, self.shared.config.response_timeout);
-        let failed = OnceLock::new();
+        let failed = Mutex::new(None::<StoreError>);
+        // The last, unless one before it will not pass.
+        let keep = |error| {
+            let mut failed = failed.lock();
+            if failed.as_ref().is_none_or(StoreError::is_retryable) {
+                *failed = Some(error);
+            }
+        };
         let attempts = (0..ATTEMPTS).map(|index| {
             let hello = Hello {
                 address: &self.address,
@@ -191,11 +199,11 @@ impl<B: Backend> NodeTask<B> {
                 is_beside: index > 0,
                 predecessor: self.predecessor.as_ref(),
             };
-            let (connecting, failed) = (backend.connect(hello, &set_ups), &failed);
+            let (connecting, keep) = (backend.connect(hello, &set_ups), &keep);
             let attempt = async move {
                 match connecting.await {
                     Err(error) if index > 0 => {
-                        failed.get_or_init(|| error);
+                        keep(error);
                         std::future::pending().await
                     }
                     ended => Ok::<_, Infallible>(ended),
@@ -209,7 +217,8 @@ impl<B: Backend> NodeTask<B> {
         let silent = |_| Err(backend.error(&self.address, Trouble::Silent(within)));
         let connected = connected.unwrap_or_else(silent);
         // Those that were answered know more than the first, if that was not.
-        let connected = connected.map_err(|first| match failed.into_inner() {
+        let later = failed.lock().take();
+        let connected = connected.map_err(|first| match later {
             Some(later) if first.is_retryable() => later,
             _ => first,
         })?;
