@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join3;
+use futures::future::{join3, try_join_all};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Error, Row, Statement};
 
@@ -252,15 +252,18 @@ impl Caller {
     /// The same with prepared statements, in a session of ours.
     pub(super) async fn prepared(self, names: &Names) -> Result<Self, Error> {
         let ops = Call::default().arguments().map(|(_, of_type)| of_type);
-        let mut prepared = HashMap::new();
-        for (function, types) in [
-            (OPS, &ops[..]),
+        let functions: [(_, &[Type]); 3] = [
+            (OPS, &ops),
             (NOTIFY, &[Type::TEXT_ARRAY]),
             (UNTOLD, &[Type::INT8]),
-        ] {
-            let sql = names.sql(function);
-            prepared.insert(function, self.client.prepare_typed(&sql, types).await?);
-        }
+        ];
+        let client = &self.client;
+        // In one round trip.
+        let prepared = try_join_all(functions.map(async |(function, types)| {
+            let statement = client.prepare_typed(&names.sql(function), types).await?;
+            Ok::<_, Error>((function, statement))
+        }));
+        let prepared: HashMap<_, _> = prepared.await?.into_iter().collect();
         Ok(Self {
             prepared: prepared.into(),
             ..self
