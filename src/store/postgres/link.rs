@@ -288,7 +288,7 @@ impl PostgresLink {
     /// What a reply means for what is sent next.
     fn note(&mut self, reply: &Reply, request: &mut Request) {
         match reply {
-            // An adoption does not look at it.
+            // An adoption that is put off has ended nothing, but nothing reads this flag for one.
             Reply::Later(_) => request.has_ended = true,
             Reply::Done {
                 outcome: Outcome::Busy { score: Some(_), .. },

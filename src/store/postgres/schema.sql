@@ -560,8 +560,12 @@ BEGIN
             answer.verdict := CASE WHEN o.is_held THEN 'held'
                 WHEN o.is_ending AND letter <> 'S' THEN 'again' ELSE 'not held' END;
             IF o.is_held AND lockstream.end_1(name, CASE mode WHEN '' THEN '' ELSE own END) THEN
-                SELECT CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(min(kind)) END, coalesce(sum(weight), 0)
-                    INTO o.kind, o.taken FROM lockstream.holder WHERE key = name;
+                IF mode = '' THEN
+                    o.taken := 0;
+                ELSE
+                    SELECT CASE WHEN o.is_quiet THEN 'x' ELSE lockstream.kind_1(min(kind)) END, coalesce(sum(weight), 0)
+                        INTO o.kind, o.taken FROM lockstream.holder WHERE key = name;
+                END IF;
                 IF o.taken = 0 THEN
                     o.owner := NULL;
                     o.kind := NULL;
@@ -569,7 +573,9 @@ BEGIN
             ELSIF o.is_held THEN
                 -- No fence begins from now on.
                 UPDATE lockstream.holder d SET expires_at = answer.at WHERE d.key = name AND d.owner = own;
-                o.expires_at := answer.at;
+                IF mode = '' THEN
+                    o.expires_at := answer.at;
+                END IF;
                 answer.verdict := 'again';
             END IF;
         END IF;
