@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
+use tokio_postgres::Row;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Error, Row};
 
 use super::backend::PostgresBackend;
 use super::call::{self, Argument, Call};
@@ -139,7 +139,7 @@ impl PostgresBackend {
             greeted => greeted?,
         };
         let garbled = || Fault::given_up(address, "unexpected answer to the greeting");
-        let greeting = rows.first().and_then(|row| Greeting::read(row).ok());
+        let greeting = rows.first().and_then(Greeting::read);
         let greeting = greeting.ok_or_else(garbled)?;
         let why = match greeting.version {
             _ if let Some(tables) = &greeting.missing => format!(
@@ -225,17 +225,18 @@ impl Greeting {
         self.process.is_none_or(|(pid, _)| Some(pid) == process)
     }
 
-    fn read(row: &Row) -> Result<Self, Error> {
-        let (now, identity): (i64, Option<String>) = (row.try_get(1)?, row.try_get(3)?);
-        let (pid, started): (Option<_>, Option<_>) = (row.try_get(4)?, row.try_get(5)?);
-        let channel: Option<_> = row.try_get(7)?;
-        Ok(Self {
-            version: row.try_get(0)?,
-            now: now.try_into().unwrap_or_default(),
-            is_standby: row.try_get(2)?,
+    /// `None`: it is no greeting.
+    fn read(row: &Row) -> Option<Self> {
+        let channel: Option<_> = row.try_get(7).ok()?;
+        let (pid, started): (Option<_>, Option<_>) = (row.try_get(4).ok()?, row.try_get(5).ok()?);
+        let identity: Option<String> = row.try_get(3).ok()?;
+        Some(Self {
+            version: row.try_get(0).ok()?,
+            now: u64::try_from(row.try_get::<_, i64>(1).ok()?).ok()?,
+            is_standby: row.try_get(2).ok()?,
             identity: identity.map(|it| format!("PostgreSQL {it}").into()),
             process: pid.zip(started),
-            missing: row.try_get(6)?,
+            missing: row.try_get(6).ok()?,
             channel: channel.unwrap_or_default(),
         })
     }
