@@ -1,4 +1,4 @@
-//! Atomics and what wakes. In tests they are those of a model, as is [`Mutex`](super::mutex::Mutex).
+//! Atomics and wakers. In tests they are those of `model.rs`, as is [`Mutex`](super::mutex::Mutex).
 
 #[cfg(not(test))]
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -3,11 +3,11 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::base::sync::AtomicWaker;
 use smallvec::SmallVec;
 
 use super::caller::Caller;
 use super::lease_log::LeaseLog;
+use crate::base::sync::AtomicWaker;
 use crate::base::{LossCause, OnFinish, Pauses, Token, user_code};
 
 /// What follows from verdicts. All of it is the user's code, so it runs when nothing is locked. What follows from most

@@ -9,7 +9,6 @@ use std::task::Waker;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
-use crate::base::sync::AtomicWaker;
 use tokio::task;
 
 use self::state::{CallerState, Watcher};
@@ -19,6 +18,7 @@ use super::lease_log::LeaseLog;
 use super::phase::Phase;
 use crate::base::clock::Moment;
 use crate::base::mutex::Mutex;
+use crate::base::sync::AtomicWaker;
 use crate::base::{LossCause, Mode, OnFinish, Pauses, Repeat, Token, user_code};
 use crate::observe::{LeaseSnapshot, LockEvent, WaiterSnapshot};
 use crate::turnstile::{

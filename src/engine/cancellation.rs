@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-use crate::base::sync::AtomicWaker;
 use tokio_util::sync::CancellationToken;
 
 use super::Caller;
+use crate::base::sync::AtomicWaker;
 
 /// What is cancelled when a lease is lost. The lease owns it, so no task is needed that could outlive the lease.
 pub(crate) struct Cancellation {

@@ -41,7 +41,7 @@ pub(crate) struct Engine {
     /// A change that panics is caught before it unlocks, and closes the registry: see [`locked`](Self::locked).
     pub(super) state: Mutex<EngineState>,
     /// Events are sent under the state's lock.
-    pub(crate) events: EventBus,
+    pub(super) events: EventBus,
     /// Operations that the session has dropped without an answer. The timer's task handles them.
     pub(super) lost: Arc<DroppedOps>,
     /// Notified when no key is in use.

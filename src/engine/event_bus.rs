@@ -95,7 +95,7 @@ impl EventBus {
     }
 
     /// Who has a key, as its callers are told.
-    pub(crate) fn holder(&self, holding: &Holding) -> Holder {
+    pub(super) fn holder(&self, holding: &Holding) -> Holder {
         holding.holder(&self.instance)
     }
 

@@ -11,9 +11,9 @@ use super::caller::{Caller, Peers};
 use super::core::Engine;
 use super::failure::CallerHandle;
 use crate::base::clock::Moment;
-use crate::base::{Clock, LossCause, OnFinish, Pauses, StoreError, Token};
+use crate::base::{Clock, Holder, LossCause, OnFinish, Pauses, StoreError, Token};
 use crate::store::contract::{Answer, Op, Outcome, Owner};
-use crate::turnstile::{EndMode, Waiter};
+use crate::turnstile::{EndMode, Holding, Waiter};
 
 /// A caller's request for a lease.
 pub(crate) struct Arrival {
@@ -190,13 +190,25 @@ impl Engine {
         })?
     }
 
+    /// Who has a key, as its callers are told.
+    pub(crate) fn holder(&self, holding: &Holding) -> Holder {
+        self.events.holder(holding)
+    }
+
     /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
     pub(crate) fn restart(&self, caller: &Caller, renewals: u32, on_finish: OnFinish) {
-        self.feed_caller(caller, |turnstile, cx, id| {
-            turnstile.restart(cx, id, renewals, on_finish);
+        let Some(id) = caller.id() else {
+            return;
+        };
+        self.at_once(|state, at| {
+            state.renews |= renewals > 0;
+            state.feed(at, caller.key(), false, |lines, cx| {
+                lines.feed(cx, id, |turnstile, cx| {
+                    turnstile.restart(cx, id, renewals, on_finish);
+                });
+            });
         });
         if renewals > 0 {
-            self.state.lock().renews = true;
             self.heartbeat.need(self.settings.ttl);
         }
     }

@@ -17,7 +17,7 @@ use crate::base::once_a_minute::OnceAMinute;
 use crate::store::contract::{KeyScope, Op, Session};
 use crate::turnstile::{self, Ids, WaiterId};
 
-// The types of the turnstile, for our callers.
+// The turnstile's types, with `CallerHandle` as their caller.
 pub(super) type Effect = turnstile::Effect<CallerHandle>;
 pub(super) type EventCx<'a> = turnstile::EventCx<'a, CallerHandle>;
 pub(super) type Lines = turnstile::Lines<CallerHandle>;
@@ -41,7 +41,7 @@ pub(super) struct EngineState {
     pub(super) entries: HashMap<Arc<str>, Box<Entry>>,
     /// When to tick each turnstile next. The time may be too early, but never too late.
     pub(super) timeouts: BTreeSet<(Moment, Arc<str>)>,
-    /// What the turnstile that is fed wants to be done. Empty between two events.
+    /// The effects of the event that is being fed. Between two events it is empty, and keeps its buffer.
     pub(super) effects: VecDeque<Effect>,
     /// When the timer task wakes next.
     pub(super) armed: Option<Moment>,

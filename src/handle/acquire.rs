@@ -255,7 +255,7 @@ impl Acquiring {
                         // It has only asked.
                         false => Duration::ZERO,
                     },
-                    holder: holding.map(|holding| engine.events.holder(&holding)),
+                    holder: holding.map(|holding| engine.holder(&holding)),
                 };
                 log!(debug, "{busy}");
                 busy

@@ -3,10 +3,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use crate::base::sync::AtomicWaker;
 use tokio::runtime::{Handle, Id};
 use tokio::time::Instant;
 
+use crate::base::sync::AtomicWaker;
 use crate::base::{LockError, LossCause, Token};
 use crate::engine::{Caller, Engine, Phase, ViewContext};
 use crate::handle::verify_lease::{Verify, verify};

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::base::sync::AtomicWaker;
 use futures::Stream;
 use futures::stream::FusedStream;
 use tokio::sync::broadcast::error::TryRecvError;
 use tokio::sync::broadcast::{Receiver, Sender};
 use tokio::time::Instant;
 
+use crate::base::sync::AtomicWaker;
 use crate::base::{Holder, LossCause, Mode, StoreError, Token};
 
 /// An event of a registry; see [`LockRegistry::events`](crate::LockRegistry::events).

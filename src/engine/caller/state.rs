@@ -3,10 +3,9 @@
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 
-use crate::base::sync::AtomicWaker;
-
 use super::Caller;
 use crate::base::clock::Moment;
+use crate::base::sync::AtomicWaker;
 use crate::base::{LossCause, OnFinish, Pauses, Token};
 use crate::engine::callbacks::Callbacks;
 use crate::engine::event_bus::EventBus;
