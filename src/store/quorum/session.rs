@@ -2,19 +2,20 @@
 
 use std::any::Any;
 use std::cmp::Reverse;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures::future::{BoxFuture, join_all};
 use futures::stream::{self, BoxStream, FuturesUnordered, StreamExt};
 use futures::{FutureExt, TryFutureExt};
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::ballot::Quorum;
 use super::fault::{Fault, too_few};
 use super::quarantine::Quarantine;
 use super::state::QuorumState;
+use crate::base::mutex::{Mutex, MutexGuard};
+use crate::base::sync::Notify;
 use crate::base::user_code::log;
 use crate::base::{Check, StoreError, thread_end};
 use crate::roaming::runtime;
@@ -85,7 +86,7 @@ impl QuorumSession {
                 nodes: stores.iter().enumerate().map(open).collect(),
                 notifier: OrderedNotifier::new(config.listener.clone()),
                 state: Mutex::new(QuorumState::new(names, quarantine)),
-                changed: Notify::new(),
+                changed: Notify::default(),
                 config,
             }
         });
@@ -100,8 +101,7 @@ impl QuorumSession {
 
 impl Core {
     fn lock(&self) -> MutexGuard<'_, QuorumState> {
-        // Every change leaves the state consistent, so a panic elsewhere does not matter.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn quorum(&self) -> Quorum {
