@@ -28,7 +28,7 @@ pub(crate) struct Lines<Caller> {
 struct SharedLines<Caller> {
     /// By the arrival that began the line.
     lines: BTreeMap<WaiterId, Line<Caller>>,
-    /// Which line an owner belongs to.
+    /// Which line an owner belongs to. In order, so that equal states have equal `Debug` texts (`tests/worlds`).
     by_owner: BTreeMap<Owner, WaiterId>,
     /// When each line is to be ticked. Without it a tick would look at each of thousands of permits.
     timeouts: BTreeSet<(Moment, WaiterId)>,

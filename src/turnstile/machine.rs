@@ -68,7 +68,7 @@ struct EarlyGrant {
     fault: Option<StoreError>,
 }
 
-/// What is wrong with the store.
+/// The last error of the store, and since when it fails.
 #[derive(Clone, Debug)]
 struct LastError {
     error: StoreError,

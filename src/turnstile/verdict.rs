@@ -96,7 +96,7 @@ pub(crate) enum LeaseVerdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndMode {
     Release,
-    /// The key stays as the request has asked, until its ttl is over or for a time, if that is not over.
+    /// The key stays as the waiter's `on_finish` says, unless that time is over.
     Keep,
     /// The key stays, for another registry to adopt.
     Detach,

@@ -33,8 +33,8 @@ pub(crate) struct Waiter<Caller> {
     pub(crate) ttl: Duration,
     /// How often its lease is prolonged at most while it is held; 0: it ends `ttl` after it began.
     pub(crate) renewals: u32,
-    /// The owner whose lease in the store it adopts, as the store has it. It does not wait in the queue: nobody else can
-    /// be given what it wants.
+    /// The owner whose lease it adopts, as the store has it. Such a waiter is not in the wait queue: nobody else can be
+    /// given that lease.
     pub(crate) adopts: Option<Arc<str>>,
     /// What happens to the key when the lease ends, unless the holder releases it.
     pub(crate) on_finish: OnFinish,

@@ -184,7 +184,6 @@ impl Harness {
                 Effect::Wake(caller, verdict) => self.told.push((caller, verdict)),
                 Effect::AskPolicy(caller, id) => {
                     self.asked.push(caller);
-                    cx.leases = 1;
                     self.turnstile.on_pause(&mut cx, id, self.pause);
                 }
             }

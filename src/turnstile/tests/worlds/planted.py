@@ -3,7 +3,8 @@
 
     src/turnstile/tests/worlds/planted.py [PART OF A NAME]...
 
-Each breaks one rule of docs/protocol.md. The work happens in a copy, in a folder that is deleted at the end.
+Each breaks one rule of docs/protocol.md. It works on a clone of HEAD, so commit first. It fails if a bug is not found.
+The work happens in a copy, in a folder that is deleted at the end.
 """
 
 import os
@@ -69,9 +70,15 @@ def main():
         copy = os.path.join(folder, "copy")
         subprocess.run(["git", "clone", "-q", root, copy], check=True)
         target = os.environ.get("CARGO_TARGET_DIR", os.path.join(folder, "target"))
-        for rule, what, path, old, new in BUGS:
-            if not any(part in f"{rule} {what}" for part in parts):
-                continue
+        chosen = [bug for bug in BUGS if any(part in f"{bug[0]} {bug[1]}" for part in parts)]
+        if not chosen:
+            sys.exit(f"no bug has one of {parts} in its name")
+        test = ["cargo", "test", "-q", "-p", "lockstream", "--lib", "every_interleaving", "--", "--nocapture"]
+        options = {"cwd": copy, "env": {**os.environ, "CARGO_TARGET_DIR": target}}
+        clean = run(*test, **options)
+        if clean.returncode != 0:
+            sys.exit(f"it fails without a bug\n{clean.stderr}")
+        for rule, what, path, old, new in chosen:
             path = os.path.join(copy, path)
             with open(path, encoding="utf-8") as file:
                 text = file.read()
@@ -79,8 +86,7 @@ def main():
                 sys.exit(f"{rule}, {what}: `{old}` stands {text.count(old)} times in {path}")
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text.replace(old, new))
-            test = ["cargo", "test", "-q", "-p", "lockstream", "--lib", "every_interleaving", "--", "--nocapture"]
-            told = run(*test, cwd=copy, env={**os.environ, "CARGO_TARGET_DIR": target})
+            told = run(*test, **options)
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
             if "test result" not in told.stdout:
@@ -93,7 +99,8 @@ def main():
             if found:
                 _, _, breach, steps = min(found, key=lambda it: it[3].count("\n"))
                 print(f"  {breach}, after{steps}", flush=True)
-    print(f"{missed} bugs were not found")
+    if missed:
+        sys.exit(f"{missed} bugs were not found")
 
 
 if __name__ == "__main__":

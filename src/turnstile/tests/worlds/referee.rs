@@ -11,13 +11,13 @@ use crate::store::contract::{Op, OpResult};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// Leases that are proved may be held together.
+    /// Leases that are valid at the same time are compatible.
     Exclusion,
     /// Tokens grow.
     Tokens,
     /// What an answered release has freed is free, and what is kept is kept.
     Freed,
-    /// Each caller is told what fits what it does, and nothing panics.
+    /// Each caller gets a verdict that fits its stage, and nothing panics.
     Told,
 }
 
@@ -107,13 +107,22 @@ impl World {
             None => true,
             Some(Mode::Exclusive) => modes.len() == 1,
             Some(Mode::Shared) => modes.iter().all(|mode| *mode == Mode::Shared),
-            Some(Mode::Permits { limit, .. }) => {
-                let weight = |mode: &Mode| match mode {
-                    Mode::Permits { weight, .. } => Some(u32::from(*weight)),
+            // Each has looked at its own limit when it entered (M1).
+            Some(Mode::Permits { .. }) => {
+                let permit = |mode: &Mode| match *mode {
+                    Mode::Permits { limit, weight } => Some((limit, u32::from(weight))),
                     _ => None,
                 };
-                let weights: Option<Vec<_>> = modes.iter().map(weight).collect();
-                weights.is_some_and(|weights| weights.iter().sum::<u32>() <= *limit)
+                let permits: Option<Vec<_>> = modes.iter().map(permit).collect();
+                permits.is_some_and(|mut permits| {
+                    // They may have come in this order, if in any.
+                    permits.sort_unstable();
+                    let mut taken = 0;
+                    permits.into_iter().all(|(limit, weight)| {
+                        taken += weight;
+                        taken <= limit
+                    })
+                })
             }
         };
         if !may_be {

@@ -622,7 +622,7 @@ impl World {
                 });
             }
         }
-        // Its count of ops must not tell states apart.
+        // It sweeps, and so counts ops anew: states that differ in nothing else are one.
         self.keyspace.len(now);
         self.check_store();
     }
