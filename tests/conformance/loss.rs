@@ -211,6 +211,14 @@ pub(crate) async fn a_lease_tells_its_end<W: World>(w: &W) {
     let token = lease.token();
     let error = assert_err!(lease.release().await, Lost, "k");
     assert!(matches!(error, LockError::Lost { token: of, .. } if of == token));
+
+    // A release is no loss, for whoever waits for one already.
+    let lease = registry.obtain("k").ttl(ms(500)).lease().await.unwrap();
+    let mut lost = lease.lost();
+    assert!(poll_once(&mut lost).await.is_none());
+    lease.release().await.unwrap();
+    sleep(ms(1000)).await;
+    assert!(poll_once(&mut lost).await.is_none());
 }
 
 /// What nobody looks at loses nothing but itself: a late release harms no later lease.

@@ -199,10 +199,14 @@ async fn ten_thousand_cycles_leave_nothing_renewed() {
         let tasks = (0..TASKS).map(|task| {
             let lock = locks.obtain(format!("k{}", task % 16));
             tokio::spawn(async move {
+                let mut skipped = 0;
                 for round in 0..ROUNDS {
                     let lease = match lock.lease().await {
                         // On a busy machine an answer may take longer than 10 ms, three times in a row.
-                        Err(LockError::TooSlow { .. }) => continue,
+                        Err(LockError::TooSlow { .. }) => {
+                            skipped += 1;
+                            continue;
+                        }
                         lease => lease.unwrap(),
                     };
                     if round % 10 == 0 {
@@ -215,11 +219,12 @@ async fn ten_thousand_cycles_leave_nothing_renewed() {
                         let _ = lease.release().await;
                     }
                 }
+                skipped
             })
         });
-        for task in join_all(tasks).await {
-            task.unwrap();
-        }
+        let skipped = join_all(tasks).await.into_iter().map(Result::unwrap);
+        let skipped: usize = skipped.sum();
+        assert!(skipped <= TASKS * ROUNDS / 10, "{skipped} were too slow");
         let renewed = renewals(&server);
         assert!(renewed >= 200, "only {renewed} renewals");
         nothing_left(&server, &[&locks]).await;
