@@ -83,7 +83,10 @@ pub trait SkipOutcome: Outcome {
 
 impl<T, E: From<LockError>> SkipOutcome for Result<Option<T>, E> {
     fn skipped(error: LockError) -> Self {
-        Ok(LockError::skip(Err(error))?)
+        match error.is_not_acquired() {
+            true => Ok(None),
+            false => Err(error.into()),
+        }
     }
 }
 

@@ -185,7 +185,7 @@ impl LockError {
         matches!(self, Self::NotAcquired { .. })
     }
 
-    /// A lock that others held for the whole wait is no error.
+    /// Makes `NotAcquired` an `Ok(None)`.
     pub(crate) fn skip<T>(outcome: Result<T, Self>) -> Result<Option<T>, Self> {
         match outcome {
             Err(error) if error.is_not_acquired() => Ok(None),

@@ -1,7 +1,8 @@
 //! Runs a test as a model: `shuttle` chooses at each step which of its threads goes on.
 //!
-//! The code under test is the one that ships. Where a test is built, its mutexes, atomics and wakers are those of this
-//! file: in a model, each use is a point at which another thread may go on, and elsewhere they are std's. What tokio and
+//! The code under test is the one that ships. In the build of tests, what it takes from `base::mutex` and `base::sync` is
+//! of this file: in a model, each use is a point at which another thread may go on, and elsewhere it is std's. What else
+//! it uses, such as an atomic of std, is no such point. What tokio and
 //! `futures` have inside is one step: that code has models of its own. Atomics are sequentially consistent here, so a
 //! model does not find an ordering that is too weak.
 //!
