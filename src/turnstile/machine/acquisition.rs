@@ -240,7 +240,6 @@ impl Acquisition {
         self.is_busy = true;
         self.occupant.clone_from(holder);
         self.busy_until = left.map_or(Point::FOREVER, |left| now + left);
-        self.uncontended = 0;
         if footprint == Footprint::Ticket {
             let at = answer.at;
             self.proof = Some(Proof { sent, at });
@@ -262,7 +261,6 @@ impl Acquisition {
 
     /// The store has not done the yield that should have entered it. Entering it recovers the lock, wherever it is (S3).
     pub(super) fn on_yield_failed(&mut self, now: Point) {
-        self.uncontended = 0;
         self.repeats.ask_at = now;
     }
 
@@ -330,8 +328,6 @@ impl Acquisition {
     /// The connection is up again.
     pub(super) fn on_up(&mut self, now: Point) {
         self.prove_again(now);
-        // The policy is asked again, if its answer is needed.
-        self.repeats.asked = None;
     }
 
     /// If the store has confirmed a ticket, it may be gone: asks at once. `all_ask`: the confirmation counts no longer.

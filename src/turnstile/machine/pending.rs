@@ -74,14 +74,7 @@ impl<Caller> PendingOp<Caller> {
 
     /// Whether it removes everything of this owner from the store.
     pub(super) fn settles(&self, owner: Owner) -> bool {
-        match self.op {
-            Op::Release { owner: settled }
-            | Op::Keep { owner: settled, .. }
-            | Op::Withdraw { owner: settled, .. }
-            | Op::Unlisten { owner: settled }
-            | Op::Yield { old: settled, .. } => settled == owner,
-            _ => false,
-        }
+        self.op.owner() == owner
     }
 
     pub(super) fn is_yield(&self) -> bool {

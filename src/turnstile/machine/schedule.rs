@@ -57,9 +57,8 @@ impl<Caller: Clone> Turnstile<Caller> {
             return self.grant_lease(cx, id, waiter);
         }
         let end = match self.waiters.first() {
-            Some(next) if self.store_has_queue && self.waiters.has_patient() => {
-                TenureEnd::Yield(next.ttl, ending)
-            }
+            // Whoever asks once has been refused: a lease was here.
+            Some(next) if self.store_has_queue => TenureEnd::Yield(next.ttl, ending),
             _ => TenureEnd::Release(ending),
         };
         self.end_tenure(cx, end);

@@ -214,8 +214,7 @@ impl<Caller: Clone> Tenure<Caller> {
 
     /// Whether another renewal follows the one that was just confirmed.
     pub(in crate::turnstile) fn is_renewed_again(&self) -> bool {
-        let lease = self.lease.as_ref();
-        self.renew_again || lease.is_some_and(|lease| lease.extension.is_some())
+        self.renew_again
     }
 
     /// The verdict if the deadline has moved since `before`, or if the watchdog's last renewal is confirmed.

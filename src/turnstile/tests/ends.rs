@@ -401,6 +401,28 @@ fn two_extensions_are_both_met() {
     harness.wait_until(1010);
     harness.reply(&first, Outcome::Renewed);
     assert_eq!(prolonged(&mut harness, "a"), long.max(short));
+
+    // Also if the store refuses the first renewal, or a watchdog's is in flight.
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900), 5);
+    harness.extend(a, 5000);
+    harness.extend(a, 1000);
+    let first = harness.sent();
+    harness.fail(&first, OpError::Refused(broken()));
+    harness.wait_until(1200);
+    assert!(matches!(harness.sent(), Op::Renew { ttl, .. } if ttl >= ms(5000)));
+
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let watchdog = harness.sent();
+    harness.extend(a, 5000);
+    harness.wait_until(1305);
+    // This one the watchdog's renewal meets.
+    harness.wait_until(1500);
+    harness.extend(a, 650);
+    harness.reply(&watchdog, Outcome::Renewed);
+    assert!(matches!(harness.sent(), Op::Renew { ttl, .. } if ttl >= ms(5000)));
 }
 
 /// A holder extended its lease to an hour, and was done at once. The next waiter here had the key by a
@@ -425,6 +447,8 @@ fn w6_a_tenure_that_was_extended_is_not_passed_on() {
                 prolonged(&mut harness, "a");
             }
             harness.wait_until(1005);
+            // A shorter one that follows does not undo it.
+            harness.extend(a, 900);
             harness.finish(a);
             harness.untold("b");
             let hand_on = harness.sent();

@@ -131,6 +131,24 @@ fn w7_an_owner_that_leaves_is_unsubscribed() {
     assert_eq!(harness.sent(), Op::Unlisten { owner });
 }
 
+/// Its owner asked once more since, for a caller that needs no subscription, and that answer is lost.
+#[test]
+fn w7_an_owner_whose_last_answer_is_lost_is_unsubscribed() {
+    let mut harness = Harness::with(rules(), false);
+    let id = harness.arrive("a", fixed(1000));
+    let listen = harness.sent();
+    let owner = asker(&listen);
+    harness.arrive("b", fixed(1000).once());
+    harness.leave(id);
+    harness.reply(&listen, BUSY);
+    let attempt = harness.sent();
+    let ttl = ms(1000);
+    assert_eq!(attempt, Op::Attempt { owner, ttl });
+    harness.lose(&attempt);
+    harness.up(false);
+    assert_eq!(harness.sent(), Op::Unlisten { owner });
+}
+
 /// A caller that asks once is not to be told: it has gone by then, and others wait.
 #[test]
 fn w7_a_caller_that_asks_once_does_not_subscribe() {

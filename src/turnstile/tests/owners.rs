@@ -92,6 +92,43 @@ fn o1_a_grant_for_an_unknown_owner_is_released_at_once() {
     assert!(harness.turnstile.is_idle());
 }
 
+/// A release that is not answered is of no use any more once its key has expired. It stays until it is answered, and no
+/// timer runs for it.
+#[test]
+fn o5_an_op_in_flight_that_is_needed_no_more_wakes_nobody() {
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    harness.finish(a);
+    let release = harness.sent();
+    harness.stop_until(60_000);
+    harness.feed(|turnstile, cx| turnstile.tick(cx));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Failed(_)));
+    assert_eq!(harness.turnstile.next_timeout(), None);
+    harness.reply(&release, Outcome::Gone { held: false });
+    assert!(harness.turnstile.is_idle());
+}
+
+/// The store has confirmed an extension to an hour, and the answer to a shorter renewal never comes: the key is there for
+/// the hour, and so its release is sent whenever the connection is back.
+#[test]
+fn o5_a_release_is_owed_for_as_long_as_the_longest_renewal() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.extend(a, 3_600_000);
+    let hour = harness.sent();
+    harness.reply(&hour, Outcome::Renewed);
+    harness.wait_until(1300);
+    let renew = harness.sent();
+    assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
+    harness.finish(a);
+    assert_eq!(harness.sent(), Op::Release { owner });
+    harness.fail(&renew, OpError::Unknown(broken()));
+    harness.lose(&Op::Release { owner });
+    harness.wait_until(600_000);
+    harness.up(true);
+    assert_eq!(harness.sent(), Op::Release { owner });
+}
+
 /// The caller is dropped while its attempt is on the way, and the attempt wins: for nobody.
 #[test]
 fn o1_a_win_for_nobody_is_released() {

@@ -1,6 +1,6 @@
 //! Passes: the next waiter inside a tenure, and when it is another registry's turn (W6).
 
-use super::harness::{Harness, asker, fixed, rules};
+use super::harness::{Harness, asker, busy, fixed, rules};
 use crate::store::contract::{Op, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, Rules, Verdict, WaiterId};
 
@@ -322,6 +322,30 @@ fn w6_passes_are_four_times_as_many_where_nobody_else_has_asked_for_long() {
         let passes = others_at_its_end.map(|others| tenure(&mut harness, &mut holder, others));
         assert_eq!(passes, [few, few, alone, alone, alone, few, few, alone]);
     }
+}
+
+/// The others' lease has ended without a grant, and our ticket finds the key free when it asks.
+#[test]
+fn w6_a_key_that_was_busy_in_between_is_passed_as_seldom_as_always() {
+    let mut harness = Harness::new();
+    let (mut holder, _) = harness.hold("a", fixed(1000), 1);
+    for epoch in 2..4 {
+        let (_, op) = passes_in_a_tenure(&mut harness, &mut holder);
+        begin_tenure(&mut harness, holder, |harness| {
+            harness.reply(&op, Outcome::Won { epoch });
+        });
+    }
+    let (passes, op) = passes_in_a_tenure(&mut harness, &mut holder);
+    assert_eq!(passes, 63);
+    begin_tenure(&mut harness, holder, |harness| {
+        harness.reply(&op, busy(1000, 1));
+        harness.wait_until(2100);
+        let again = harness.sent();
+        assert!(matches!(again, Op::Enter { .. }), "{again:?}");
+        harness.reply(&again, Outcome::Won { epoch: 4 });
+    });
+    let (passes, _) = passes_in_a_tenure(&mut harness, &mut holder);
+    assert_eq!(passes, 16);
 }
 
 /// However many there may be, they end with the span.

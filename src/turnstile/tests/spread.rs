@@ -207,6 +207,29 @@ fn g5_a_planned_renewal_is_not_put_off_by_the_next_connection() {
     assert!(matches!(harness.sent(), Op::Renew { .. }));
 }
 
+/// The process stood still past the moment that was planned: the renewal is sent now, and not planned once more.
+#[test]
+fn g5_a_planned_renewal_that_is_missed_is_sent_at_once() {
+    let mut harness = Harness::new();
+    harness.leases = LEASES;
+    harness.hold("a", fixed(30_000).renewed(), 5);
+    harness.down();
+    harness.up(true);
+    let planned = harness.turnstile.next_timeout().unwrap();
+    harness.silent();
+    harness.wait_until((planned + ms(2000)).as_millis() as u64);
+    assert!(matches!(harness.sent(), Op::Renew { .. }));
+
+    let mut harness = Harness::new();
+    harness.leases = LEASES;
+    harness.hold("a", fixed(30_000).renewed(), 5);
+    harness.down();
+    harness.up(true);
+    harness.stop_until((planned + ms(2000)).as_millis() as u64);
+    harness.feed(|turnstile, cx| turnstile.tick(cx));
+    assert!(matches!(harness.sent(), Op::Renew { .. }));
+}
+
 /// A lease with little time left is renewed within half of it, and few leases at once.
 #[test]
 fn g5_a_lease_near_its_deadline_is_not_kept_waiting() {

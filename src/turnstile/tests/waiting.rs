@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
+use super::harness::{
+    Harness, asker, broken, busy, busy_by, deadline, fixed, ms, rules, withdrawal,
+};
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, WaiterVerdict};
 
@@ -71,6 +73,22 @@ fn w2_about_every_ten_seconds_the_ticket_asks() {
     // Those who began together do not ask together.
     let (least, most) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
     assert!(*most - *least > ms(2_000), "{least:?} to {most:?}");
+}
+
+/// K1: an answer that names no place, as that of a store that has no queue for a while, does not forget it.
+#[test]
+fn k1_a_ticket_asks_for_the_place_that_it_had() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(1000, 7));
+    harness.wait_until(2060);
+    let again = harness.sent();
+    assert!(matches!(again, Op::Enter { score: Some(7), .. }), "{again:?}");
+    harness.reply(&again, busy_by("b", Some(ms(1000)), None));
+    harness.wait_until(3200);
+    let again = harness.sent();
+    assert!(matches!(again, Op::Enter { score: Some(7), .. }), "{again:?}");
 }
 
 /// The ticket says 1 s, since that was the head's wish; the waiter who gets it wants 5 s: it
