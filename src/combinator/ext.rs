@@ -1,6 +1,7 @@
 use futures::{Stream, TryFuture, TryStream};
 
 use super::guarded::Guarded;
+use super::keyed::{BufferKeyed, LockedFuture};
 use super::outcome::Try;
 use super::{future, stream};
 use crate::base::LockError;
@@ -162,6 +163,63 @@ pub trait StreamLockExt: Stream {
     {
         let inner = StreamLockExt::with_lock(self, lock);
         Try { inner }
+    }
+
+    /// Runs a stream of futures that have locks of their own, as
+    /// [`buffer_unordered`](futures::StreamExt::buffer_unordered) does, but at most `working` of them *work* at a time: one
+    /// that waits for its lock takes no place. So a key that others hold does not stand in the way of the rest.
+    ///
+    /// Items are futures of [`with_lock`](FutureLockExt::with_lock), `try_with_lock`, [`with_lease`](Lock::with_lease) or
+    /// `try_with_lease`, of any mode or of several keys, with `or_skip` or without.
+    ///
+    /// - **Order.** Items of one key begin in the order of the stream, and exclusive ones never overlap. Readers of a key work
+    ///   side by side, and so do permits. Items of different keys do not wait for each other. Results come as they are
+    ///   ready, or [in order](crate::stream::BufferKeyed::in_order). Two streams, or two registries, know nothing of each
+    ///   other's order.
+    /// - **Calls.** An item that is the next of a key which an earlier item has is passed the key without a call. An item whose
+    ///   [`wait`](Lock::wait) is zero asks when the earlier ones of its key are done.
+    /// - **Back-pressure.** At most [so many](crate::stream::BufferKeyed::waiting) items wait. Then, and while `working` items
+    ///   work, the source is not asked for more.
+    /// - **Places.** An item takes a place when it asks for its lock. If others hold that, it gives the place up, and takes one
+    ///   again when the lock is its own. If all are taken then, it holds its lock until one is free.
+    /// - **Time.** The wait of an item begins when it is the next of its key.
+    ///
+    /// # Panics
+    ///
+    /// If `working` is 0. If an item panics, it is gone, and the stream may be polled further.
+    ///
+    /// # Errors
+    ///
+    /// Those of each item are that item's, and the stream goes on. What `or_skip` skips is left out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the stream drops all items, and so releases their locks in the background. `next()` may be dropped and
+    /// called again; no item is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::{StreamExt, TryStreamExt, stream};
+    /// use lockstream::prelude::*;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// # async fn charge(order: u64) -> u64 { order }
+    /// let locks = LockRegistry::in_memory();
+    /// let charged: Vec<u64> = stream::iter(1..=100)
+    ///     .map(|order| charge(order).with_lock(locks.obtain(format!("customer:{}", order % 7))))
+    ///     .buffer_keyed(16)
+    ///     .try_collect()
+    ///     .await?;
+    /// assert_eq!(charged.len(), 100);
+    /// # Ok(()) }
+    /// ```
+    fn buffer_keyed(self, working: usize) -> BufferKeyed<Self>
+    where
+        Self: Sized,
+        Self::Item: LockedFuture,
+    {
+        assert!(working > 0, "buffer_keyed(0): no item could ever work");
+        BufferKeyed::new(self, working)
     }
 }
 

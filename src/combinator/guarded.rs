@@ -45,6 +45,10 @@ impl<F, W, V> Guarded<F, W, V> {
         }
     }
 
+    pub(super) fn work_lock_mut(self: Pin<&mut Self>) -> &mut WorkLock {
+        self.project().locked_work.project().work_lock
+    }
+
     /// The lock's [`on_finish`](crate::Lock::on_finish) is only for work that succeeds: with
     /// [`OnFinish::KeepFor`](crate::OnFinish::KeepFor), a job that is done once a period, and again if it failed.
     ///

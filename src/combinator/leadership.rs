@@ -14,7 +14,7 @@ use crate::base::once_a_minute::OnceAMinute;
 use crate::base::operation::operation;
 use crate::base::user_code::log;
 use crate::base::{LockError, OnFinish, OnLost, Pauses, Renewal, Repeat};
-use crate::combinator::{LockedWork, WorkLock};
+use crate::combinator::{LeadStream, LockedWork, WorkLock};
 use crate::handle::Lock;
 use crate::handle::lease_view::LeaseView;
 use crate::handle::options::LockOptions;
@@ -146,10 +146,59 @@ impl Lock {
             candidate,
         }
     }
+
+    /// A stream that runs only while leading: `source` is called with the lease when this candidate becomes the leader, and
+    /// the items of the stream that it returns are passed on. That stream is dropped at once when the lead is lost, and
+    /// `source` is called again when the candidate leads again. A reader sees items, then none for as long as others lead,
+    /// then items again.
+    ///
+    /// For pollers, schedulers and consumers of which one instance runs. It campaigns as [`leadership`](Self::leadership)
+    /// does. The lead is given up if the source ends; see [`restart`](crate::stream::LeadStream::restart).
+    ///
+    /// Back-pressure is that of [`with_lock`](crate::StreamLockExt::with_lock): one item asked for, one item polled, and a
+    /// stream that is kept but not polled goes on leading. **Only what the source itself polls is stopped at a loss.** Work
+    /// for an item belongs into the source, or is protected by the fencing token.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`], [`LockError::NoRegistry`], an invalid key, ttl or setting, as the last item. Failures of the
+    /// store are retried.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the stream drops the source, and then releases the lock in the background. `next()` may be dropped and called
+    /// again in a `select!` loop; no item is lost.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use futures::{StreamExt, stream};
+    /// use lockstream::LockRegistry;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lockstream::LockError> {
+    /// let locks = LockRegistry::in_memory();
+    /// let ticks = locks.obtain("scheduler").lead_stream(|lease| {
+    ///     // called once per term
+    ///     stream::iter(["02:00", "03:00"]).map(move |hour| (lease.token(), hour))
+    /// });
+    /// let mut ticks = std::pin::pin!(ticks);
+    /// while let Some(tick) = ticks.next().await {
+    ///     let (token, hour) = tick?;
+    ///     println!("{hour}, under token {token}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[track_caller]
+    pub fn lead_stream<F, S>(&self, source: F) -> LeadStream<F, S>
+    where
+        F: FnMut(LeaseView) -> S,
+        S: Stream,
+    {
+        LeadStream::new(self.options_here(), source)
+    }
 }
 
 /// Tries to get the lead again and again, after each failure and each loss.
-struct Candidate {
+pub(super) struct Candidate {
     /// Its wait has no end.
     options: LockOptions,
     /// Whether the first attempt is under way, which does not wait.
@@ -163,7 +212,7 @@ struct Candidate {
 
 impl Candidate {
     /// With the first attempt.
-    fn new(mut options: LockOptions) -> (Self, WorkLock) {
+    pub(super) fn new(mut options: LockOptions) -> (Self, WorkLock) {
         // The ttl is how soon another leads after a crash of the leader, not how long one leads.
         options.renewal.get_or_insert(Renewal::watchdog());
         options.leads = true;
@@ -183,7 +232,7 @@ impl Candidate {
     }
 
     /// To be awaited before each poll of an attempt.
-    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    pub(super) fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(pause) = &mut self.pause {
             ready!(pause.as_mut().poll(cx));
             self.pause = None;
@@ -192,7 +241,7 @@ impl Candidate {
     }
 
     /// The attempt that follows one that ended with `error`, unless trying again cannot help.
-    fn retry(&mut self, error: LockError) -> Result<WorkLock, LockError> {
+    pub(super) fn retry(&mut self, error: LockError) -> Result<WorkLock, LockError> {
         let first = std::mem::take(&mut self.first);
         match &error {
             // It has led.
@@ -229,6 +278,14 @@ impl Candidate {
             _ => return Err(error),
         }
         Ok(WorkLock::new(self.options.clone()))
+    }
+
+    /// The attempt that follows a term that has ended by itself.
+    pub(super) fn again_after(&mut self, pause: Duration) -> WorkLock {
+        self.pauses = pauses();
+        self.told = OnceAMinute::default();
+        self.pause = Some(Box::pin(sleep(pause)));
+        WorkLock::new(self.options.clone())
     }
 }
 

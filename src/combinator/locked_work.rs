@@ -99,14 +99,14 @@ impl<W, V> LockedWork<W, V> {
         F: FnOnce(LeaseView) -> W,
     {
         let mut this = self.project();
-        if this.work_lock.is_acquiring() {
-            let lease = ready!(this.work_lock.poll_acquire(cx))?;
-            if let Some(begin) = begin.take() {
-                let _guard = this.work_lock.enter();
-                this.work.set(Some(begin(lease)));
-            }
-        }
         if !this.work_lock.is_releasing() {
+            if !this.work_lock.is_holding() || this.work.is_none() {
+                let lease = ready!(this.work_lock.poll_acquire(cx))?;
+                if let Some(begin) = begin.take() {
+                    let _guard = this.work_lock.enter();
+                    this.work.set(Some(begin(lease)));
+                }
+            }
             this.work_lock.check(cx)?;
             let guard = this.work_lock.enter();
             let work = this.work.as_mut().as_pin_mut();

@@ -30,6 +30,8 @@ pub(crate) struct WorkLock {
 #[derive(Debug)]
 enum LockState {
     Acquiring(Acquiring),
+    /// The acquisition has failed, and nobody was told yet.
+    Failed(LockError),
     Holding {
         lease: Lease,
         lost: Option<Lost>,
@@ -88,7 +90,7 @@ impl WorkLock {
         match &mut self.state {
             LockState::Acquiring(acquiring) => acquiring.make_conditional(),
             LockState::Holding { lease, .. } => self.is_conditional = lease.make_conditional(),
-            LockState::Releasing { .. } | LockState::Done => {}
+            LockState::Failed(_) | LockState::Releasing { .. } | LockState::Done => {}
         }
     }
 
@@ -109,8 +111,37 @@ impl WorkLock {
         matches!(self.state, LockState::Acquiring(_))
     }
 
+    pub(crate) fn is_holding(&self) -> bool {
+        matches!(self.state, LockState::Holding { .. })
+    }
+
+    /// The acquisition, unless it is over.
+    pub(crate) fn acquiring(&self) -> Option<&Acquiring> {
+        match &self.state {
+            LockState::Acquiring(acquiring) => Some(acquiring),
+            _ => None,
+        }
+    }
+
+    /// From now on the acquisition knows when it [waits for others](Acquiring::waits_for_others).
+    pub(crate) fn hear_of_others(&mut self) {
+        if let LockState::Acquiring(acquiring) = &mut self.state {
+            acquiring.options_mut().hears_of_others = true;
+        }
+    }
+
     pub(crate) fn is_releasing(&self) -> bool {
         matches!(self.state, LockState::Releasing { .. })
+    }
+
+    /// Waits for the lock, and tells nobody: the work begins at the next poll.
+    pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_acquiring()
+            && let Err(error) = ready!(self.poll_acquire(cx))
+        {
+            self.state = LockState::Failed(error);
+        }
+        Poll::Ready(())
     }
 
     /// Waits for the lock.
@@ -118,10 +149,20 @@ impl WorkLock {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<LeaseView, LockError>> {
-        let LockState::Acquiring(acquiring) = &mut self.state else {
-            unreachable!("the caller has checked that it is acquiring");
+        let lease = match &mut self.state {
+            LockState::Acquiring(acquiring) => ready!(acquiring.poll(cx))?,
+            LockState::Holding { lease, .. } => return Poll::Ready(Ok(lease.view())),
+            LockState::Failed(_) => {
+                let LockState::Failed(error) = std::mem::replace(&mut self.state, LockState::Done)
+                else {
+                    unreachable!("it has failed");
+                };
+                return Poll::Ready(Err(error));
+            }
+            LockState::Releasing { .. } | LockState::Done => {
+                unreachable!("the caller has checked that it is not over")
+            }
         };
-        let lease = ready!(acquiring.poll(cx))?;
         if self.is_conditional {
             self.is_conditional = lease.make_conditional();
         }

@@ -90,6 +90,7 @@ impl Caller {
                 repeats: None,
                 closing: false,
                 is_arriving: false,
+                waits_for_others: false,
                 needs_another_poll: false,
                 peers: Peers::of(behind, OnFinish::Release),
                 has_left_group: false,
@@ -230,6 +231,11 @@ impl Caller {
         // Relaxed: it is read by the caller that has arrived, or under the engine's lock.
         let id = self.id.load(Ordering::Relaxed);
         (id != 0).then_some(WaiterId(id))
+    }
+
+    /// Whether it is known to wait for others, which have the key. Only for those that [want to know](Arrival::hears_of_others).
+    pub(crate) fn waits_for_others(&self) -> bool {
+        self.state.lock().waits_for_others
     }
 
     /// When it arrived first, if it has.
@@ -431,6 +437,11 @@ impl Caller {
             return None;
         }
         let phase = match verdict {
+            Verdict::Waiter(WaiterVerdict::Waits) => {
+                state.waits_for_others = true;
+                callbacks.wakers.extend(state.waker.take());
+                return None;
+            }
             Verdict::Waiter(verdict) => {
                 if !matches!(verdict, WaiterVerdict::Granted { .. }) {
                     state.give_up_peers(callbacks);

@@ -24,6 +24,8 @@ pub(crate) struct Arrival {
     pub(crate) is_conditional: bool,
     /// Whether it is refused if the key is busy.
     pub(crate) asks_once: bool,
+    /// Whether it wants to know when it waits for others.
+    pub(crate) hears_of_others: bool,
     /// How long the turnstile tries. For a caller that enters the queue this counts from its first
     /// arrival, for others from each attempt.
     pub(crate) wait: Duration,
@@ -56,6 +58,7 @@ impl Engine {
                 on_finish: arrival.on_finish,
                 is_conditional: arrival.is_conditional,
                 asks_once: arrival.asks_once,
+                hears_of_others: arrival.hears_of_others,
                 until: Clock::after(since, arrival.wait),
                 answer_by: Clock::after(at.now, self.settings.response_timeout + connects),
             };

@@ -355,6 +355,7 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
                 on_finish: OnFinish::Release,
                 is_conditional: false,
                 asks_once: false,
+                hears_of_others: false,
                 until: cx.now,
                 answer_by: cx.now,
             };

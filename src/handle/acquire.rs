@@ -82,6 +82,15 @@ impl Acquiring {
         &mut self.options
     }
 
+    /// Whether it is known to wait for others, which have the key. `hears_of_others` must be set.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        match &self.stage {
+            Stage::Queued(caller) => caller.waits_for_others(),
+            Stage::Group(group) => group.waits_for_others(),
+            Stage::Unpolled | Stage::Done => false,
+        }
+    }
+
     /// A lock that others held for the whole wait is [`LockError::NotAcquired`].
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
         let acquired = ready!(self.poll_stage(cx));

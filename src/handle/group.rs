@@ -36,6 +36,12 @@ impl GroupAcquiring {
         }
     }
 
+    /// Whether it is known to wait for others, which have the next key.
+    pub(crate) fn waits_for_others(&self) -> bool {
+        let current = self.current.as_ref();
+        current.is_some_and(|current| current.waits_for_others())
+    }
+
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Lease, LockError>> {
         loop {
             // Before the look at the others: a wait that has ended in vain has released them.

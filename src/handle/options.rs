@@ -32,6 +32,8 @@ pub(crate) struct LockOptions {
     pub(crate) is_scoped: bool,
     /// Whether it campaigns for the lead.
     pub(crate) leads: bool,
+    /// Whether its wait wants to know when it waits for others.
+    pub(crate) hears_of_others: bool,
     /// What it was told to exclude, which may be what no lock can: see [`checked`](Self::checked).
     pub(crate) mode: Mode,
     /// Where the lock was asked for.
@@ -74,6 +76,7 @@ impl LockOptions {
             is_nested: false,
             is_scoped: false,
             leads: false,
+            hears_of_others: false,
             mode: Mode::Exclusive,
             place: Location::caller(),
         }
@@ -249,6 +252,7 @@ impl LockOptions {
             on_finish: self.on_finish,
             is_conditional: self.is_conditional,
             asks_once,
+            hears_of_others: self.hears_of_others,
             wait: match asks_once {
                 // The store has this long to answer.
                 true => engine.settings.response_timeout,

@@ -228,7 +228,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             // Whether the store has said that others hold the key, and is not being asked again.
             let is_busy = self.state.acquisition().is_some_and(Acquisition::is_busy);
             if held || is_busy && self.in_flight.is_none() && !self.down {
-                self.waiters.mark_busy();
+                self.mark_busy(cx);
             } else if self.last_error.is_some() {
                 self.waiters.mark_answered();
             }

@@ -42,6 +42,8 @@ pub(crate) struct Waiter<Caller> {
     pub(crate) is_conditional: bool,
     /// If the key is busy, it is refused. Any other waits in the queue.
     pub(crate) asks_once: bool,
+    /// Whether it wants to know when it waits for others.
+    pub(crate) hears_of_others: bool,
     /// Until when it waits for others.
     pub(crate) until: Moment,
     /// Until when it waits for the store's first answer, even if that is later than `until`.
@@ -193,12 +195,22 @@ impl<Caller> WaitQueue<Caller> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Others hold the key, as the store has said or as a local holder shows.
-    pub(super) fn mark_busy(&mut self) {
+    /// Others hold the key, as the store has said or as a local holder shows. Returns the callers that want to know it,
+    /// once each.
+    pub(super) fn mark_busy(&mut self) -> Vec<Caller>
+    where
+        Caller: Clone,
+    {
         self.mark_answered();
-        if let Some(waiters) = &mut self.0 {
-            waiters.busy = waiters.answered;
-        }
+        let Some(waiters) = &mut self.0 else {
+            return Vec::new();
+        };
+        let before = std::mem::replace(&mut waiters.busy, waiters.answered);
+        let first = Some(&waiters.first.1).filter(|_| waiters.first.0 > before);
+        let others = waiters.others.range((Excluded(before), Unbounded));
+        let newer = first.into_iter().chain(others.map(|(_, waiter)| waiter));
+        let told = newer.filter(|waiter| waiter.hears_of_others);
+        told.map(|waiter| waiter.caller.clone()).collect()
     }
 
     /// The store has answered: that is the first answer for all present waiters.

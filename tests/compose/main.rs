@@ -8,6 +8,9 @@
 //! | `draining.rs` | does work end by itself in a registry that takes nobody any more? |
 //! | `moving.rs` | is a future woken where it is polled, and not where it was? |
 //! | `streams.rs` | does a stream under a lock stay the stream that it was? |
+//! | `pipelines.rs` | does a stream whose items have locks keep order within keys, and stand still for none? |
+//! | `pipelines_at_random.rs` | and whatever the keys, modes, durations, drops and losses are? |
+//! | `lead_streams.rs` | does a stream run only while its process leads? |
 //! | `spans.rs` | what do logs say that are written under a lock? |
 //! | `into_lock.rs` | what can be locked? |
 //! | `waits.rs` | for how long does one wait, and how many at a time? |
@@ -21,8 +24,11 @@ mod futures;
 #[path = "../support/hearing.rs"]
 mod hearing;
 mod into_lock;
+mod lead_streams;
 mod moving;
 mod nesting;
+mod pipelines;
+mod pipelines_at_random;
 mod spans;
 mod streams;
 mod waits;

@@ -32,6 +32,8 @@ pub(super) struct CallerState {
     pub(super) closing: bool,
     /// Whether the poll in which it arrived is going on: it then takes the key as soon as it is granted.
     pub(super) is_arriving: bool,
+    /// Whether it was told that others have the key.
+    pub(super) waits_for_others: bool,
     /// Whether it must be polled once more before it takes the key.
     pub(super) needs_another_poll: bool,
     /// The leases of its group, if it is one of several keys.

@@ -34,6 +34,7 @@ impl CallerState {
                 self.deadline = deadline;
                 Phase::Granted { token }
             }
+            WaiterVerdict::Waits => unreachable!("it changes no phase"),
             WaiterVerdict::TurnLost => Phase::TurnLost,
             WaiterVerdict::Refused(refusal) => {
                 events.send(|| match &refusal {

@@ -82,7 +82,7 @@ impl<Caller: Clone> Turnstile<Caller> {
                 let has_queue = self.store_has_queue;
                 acquisition.on_busy(cx, footprint, in_flight.sent, answer, has_queue);
                 self.refuse_busy(cx, in_flight.newest_waiter);
-                self.waiters.mark_busy();
+                self.mark_busy(cx);
                 self.end_waits(cx);
                 if footprint != Footprint::Ticket || !has_queue {
                     self.plan_repeat(cx);

@@ -85,7 +85,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         };
         cx.wake_waiter(caller, verdict);
         self.refuse_busy(cx, WaiterId::LAST);
-        self.waiters.mark_busy();
+        self.mark_busy(cx);
     }
 
     /// `asks`, `is_pending`: see [`InFlight`].
@@ -112,6 +112,13 @@ impl<Caller: Clone> Turnstile<Caller> {
             && let Some(op) = tenure.renew(cx)
         {
             cx.emit(Effect::Send(op));
+        }
+    }
+
+    /// All present waiters wait for others, which have the key.
+    pub(super) fn mark_busy(&mut self, cx: &mut EventCx<'_, Caller>) {
+        for caller in self.waiters.mark_busy() {
+            cx.wake_waiter(caller, WaiterVerdict::Waits);
         }
     }
 

@@ -185,6 +185,7 @@ impl World {
             on_finish: caller.on_finish,
             is_conditional: false,
             asks_once: caller.asks_once,
+            hears_of_others: false,
             until: self.processes[process].clock.moment(caller.until),
             answer_by: self.processes[process]
                 .clock

@@ -79,6 +79,7 @@ pub(super) struct Wish {
     on_finish: OnFinish,
     is_conditional: bool,
     asks_once: bool,
+    hears_of_others: bool,
     until: Moment,
 }
 
@@ -90,6 +91,7 @@ pub(super) fn fixed(ttl: u64) -> Wish {
         on_finish: OnFinish::Release,
         is_conditional: false,
         asks_once: false,
+        hears_of_others: false,
         until: FOREVER,
     }
 }
@@ -130,6 +132,14 @@ impl Wish {
     pub(super) fn once(self) -> Self {
         Self {
             asks_once: true,
+            ..self
+        }
+    }
+
+    /// It wants to know when it waits for others.
+    pub(super) fn hearing(self) -> Self {
+        Self {
+            hears_of_others: true,
             ..self
         }
     }
@@ -241,6 +251,7 @@ impl Harness {
             on_finish: wish.on_finish,
             is_conditional: wish.is_conditional,
             asks_once: wish.asks_once,
+            hears_of_others: wish.hears_of_others,
             until: wish.until,
             answer_by: self.now + RESPONSE_TIMEOUT,
         }

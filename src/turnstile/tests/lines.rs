@@ -71,6 +71,7 @@ impl Key {
             on_finish: OnFinish::Release,
             is_conditional: false,
             asks_once: false,
+            hears_of_others: false,
             until: FOREVER,
             answer_by: self.now + ms(1000),
         }

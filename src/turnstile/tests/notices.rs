@@ -138,8 +138,8 @@ fn w7_an_owner_whose_last_answer_is_lost_is_unsubscribed() {
     let id = harness.arrive("a", fixed(1000));
     let listen = harness.sent();
     let owner = asker(&listen);
-    harness.arrive("b", fixed(1000).once());
     harness.leave(id);
+    harness.arrive("b", fixed(1000).once());
     harness.reply(&listen, BUSY);
     let attempt = harness.sent();
     let ttl = ms(1000);

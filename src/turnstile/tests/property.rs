@@ -603,6 +603,7 @@ impl Bench {
                     on_finish,
                     is_conditional: ttl == 100,
                     asks_once: once,
+                    hears_of_others: false,
                     until: wait.map_or(FOREVER, |wait| self.now + ms(wait)),
                     answer_by: self.now + ms(100),
                 };
@@ -621,6 +622,7 @@ impl Bench {
                     on_finish: OnFinish::Release,
                     is_conditional: false,
                     asks_once: true,
+                    hears_of_others: false,
                     until: self.now + ms(wait),
                     answer_by: self.now + ms(wait),
                 };

@@ -56,6 +56,7 @@ impl Registry {
                 on_finish: OnFinish::Release,
                 is_conditional: false,
                 asks_once: false,
+                hears_of_others: false,
                 until: FOREVER,
                 answer_by: FOREVER,
             };

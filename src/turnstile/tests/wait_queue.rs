@@ -69,6 +69,7 @@ fn waiter(
         on_finish: OnFinish::Release,
         is_conditional: false,
         asks_once,
+        hears_of_others: false,
         until,
         answer_by,
     }

@@ -84,11 +84,17 @@ fn k1_a_ticket_asks_for_the_place_that_it_had() {
     harness.reply(&enter, busy(1000, 7));
     harness.wait_until(2060);
     let again = harness.sent();
-    assert!(matches!(again, Op::Enter { score: Some(7), .. }), "{again:?}");
+    assert!(
+        matches!(again, Op::Enter { score: Some(7), .. }),
+        "{again:?}"
+    );
     harness.reply(&again, busy_by("b", Some(ms(1000)), None));
     harness.wait_until(3200);
     let again = harness.sent();
-    assert!(matches!(again, Op::Enter { score: Some(7), .. }), "{again:?}");
+    assert!(
+        matches!(again, Op::Enter { score: Some(7), .. }),
+        "{again:?}"
+    );
 }
 
 /// The ticket says 1 s, since that was the head's wish; the waiter who gets it wants 5 s: it
@@ -376,6 +382,41 @@ fn a_waiter_behind_a_local_holder_is_busy_at_the_end_of_its_wait() {
     harness.wait_until(1100);
     assert!(matches!(harness.refused("before"), NotGranted::Busy(_)));
     assert!(matches!(harness.refused("after"), NotGranted::Busy(_)));
+}
+
+/// From the store, or from a holder here. Whoever does not want to know is not told.
+#[test]
+fn a_waiter_hears_once_that_it_waits_for_others() {
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000).hearing());
+    let enter = harness.sent();
+    harness.untold("a");
+    harness.reply(&enter, busy(1000, 7));
+    assert!(matches!(harness.waiter_told("a"), WaiterVerdict::Waits));
+    harness.arrive("b", fixed(1000).hearing());
+    assert!(matches!(harness.waiter_told("b"), WaiterVerdict::Waits));
+    harness.arrive("c", fixed(1000));
+    harness.wait_until(2060);
+    let again = harness.sent();
+    harness.reply(&again, busy(1000, 7));
+    for caller in ["a", "b", "c"] {
+        harness.untold(caller);
+    }
+    harness.grant(asker(&enter), 1000, 9);
+    harness.granted("a");
+    assert!(harness.take(a));
+    harness.untold("b");
+    harness.arrive("d", fixed(1000).hearing());
+    assert!(matches!(harness.waiter_told("d"), WaiterVerdict::Waits));
+    harness.untold("b");
+
+    // One that has the key at once waits for nobody.
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).hearing());
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    harness.untold("a");
 }
 
 /// More than the queue may hold are refused, at once.

@@ -502,6 +502,7 @@ impl World {
             },
             is_conditional: false,
             asks_once: wants.wait == Some(Duration::ZERO),
+            hears_of_others: false,
             until: wants.wait.map_or(FOREVER, |wait| self.now + wait),
             answer_by: self.now + RESPONSE_TIMEOUT,
         };
