@@ -574,7 +574,9 @@ impl<F: LockedFuture> Items<F> {
         }
         for key in &item.wish.keys {
             if let Some(line) = self.lines.get_mut(key) {
-                line.retain(|other| *other != id);
+                // Near the front: those before it have begun.
+                let place = line.iter().position(|other| *other == id);
+                place.and_then(|place| line.remove(place));
                 if line.is_empty() {
                     self.lines.remove(key);
                 }
@@ -643,5 +645,47 @@ impl<T> Results<T> {
                 }
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use futures::{FutureExt, stream};
+
+    use crate::store::MemoryStore;
+    use crate::{FutureLockExt, LockRegistry, StreamLockExt};
+
+    /// A thousand items wait, each for a key of its own. When one key comes, no other item is polled.
+    #[tokio::test(start_paused = true)]
+    async fn one_that_wakes_is_polled_alone() {
+        let soon = || tokio::time::sleep(Duration::from_millis(10));
+        let store = MemoryStore::new();
+        let registry = || LockRegistry::builder(store.clone()).build().unwrap();
+        let (here, there) = (registry(), registry());
+        let key = |item: usize| format!("k{item}");
+        let mut held = Vec::new();
+        for item in 0..1000 {
+            held.push(there.obtain(key(item)).lease().await.unwrap());
+        }
+        let items = futures::StreamExt::map(stream::iter(0..1000), |item| {
+            ready(item).with_lock(here.obtain(key(item)))
+        });
+        let mut items = pin!(items.buffer_keyed(1).waiting(1000));
+        for _ in 0..3 {
+            let next = futures::StreamExt::next(&mut items);
+            assert!(next.now_or_never().is_none());
+            soon().await;
+        }
+        assert_eq!((items.items.len(), items.items.places), (1000, 0));
+        assert_eq!(items.items.ready.len(), 0);
+        held.remove(500).release().await.unwrap();
+        soon().await;
+        assert_eq!(items.items.ready.len(), 1);
+        let next = futures::StreamExt::next(&mut items).await;
+        assert_eq!(next.unwrap().unwrap(), 500);
     }
 }

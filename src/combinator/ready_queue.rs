@@ -33,6 +33,11 @@ impl ReadyQueue {
     pub(super) fn pop(&self) -> Option<u64> {
         self.ready.lock().pop_front()
     }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.ready.lock().len()
+    }
 }
 
 impl ReadyWaker {

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use lockstream::verify::StepVerifier;
-use lockstream::{FutureLockExt, LockError, LockEvent, LockRegistry, StreamLockExt};
+use lockstream::{FutureLockExt, Lock, LockError, LockEvent, LockRegistry, StreamLockExt};
 use tokio::time::{Instant, sleep};
 
 use crate::{Floor, is_free, ms, two};
@@ -36,26 +36,29 @@ impl Shop {
 /// Each fourth item belongs to a key that another process has. All others are done, with two that work at a time.
 #[tokio::test(start_paused = true)]
 async fn a_busy_key_does_not_stand_in_the_way() {
-    let (_, here, there) = two();
-    let held = there.obtain("k0").lease().await.unwrap();
-    let shop = Shop::default();
-    let items = stream::iter(0..20).map(|item| {
-        let lock = here.obtain(format!("k{}", item % 4));
-        shop.clone().work(item, 10).with_lock(lock)
-    });
-    let mut items = items.buffer_keyed(2).waiting(8);
-    let begin = Instant::now();
-    let mut done = Vec::new();
-    while done.len() < 15 {
-        done.push(items.next().await.unwrap().unwrap());
+    let modes: [fn(Lock) -> Lock; 3] = [|lock| lock, Lock::shared, |lock| lock.permits(1)];
+    for mode in modes {
+        let (_, here, there) = two();
+        let held = there.obtain("k0").lease().await.unwrap();
+        let shop = Shop::default();
+        let items = stream::iter(0..20).map(|item| {
+            let lock = mode(here.obtain(format!("k{}", item % 4)));
+            shop.clone().work(item, 10).with_lock(lock)
+        });
+        let mut items = items.buffer_keyed(2).waiting(8);
+        let begin = Instant::now();
+        let mut done = Vec::new();
+        while done.len() < 15 {
+            done.push(items.next().await.unwrap().unwrap());
+        }
+        assert!(done.iter().all(|item| item % 4 != 0), "{done:?}");
+        assert!(begin.elapsed() <= ms(100), "{:?}", begin.elapsed());
+        assert!(items.next().now_or_never().is_none());
+        held.release().await.unwrap();
+        let rest: Vec<_> = items.try_collect().await.unwrap();
+        assert_eq!(rest, [0, 4, 8, 12, 16]);
+        assert_eq!(shop.0.most.get(), 2);
     }
-    assert!(done.iter().all(|item| item % 4 != 0), "{done:?}");
-    assert!(begin.elapsed() <= ms(100), "{:?}", begin.elapsed());
-    assert!(items.next().now_or_never().is_none());
-    held.release().await.unwrap();
-    let rest: Vec<_> = items.try_collect().await.unwrap();
-    assert_eq!(rest, [0, 4, 8, 12, 16]);
-    assert_eq!(shop.0.most.get(), 2);
 }
 
 /// The same with `buffer_unordered` stands still: what this is for.
