@@ -3,6 +3,7 @@
 
 #[path = "../support/lock_server.rs"]
 mod lock_server;
+mod pipelines;
 #[path = "../support/mod.rs"]
 mod support;
 mod workers;
@@ -40,8 +41,11 @@ on_each_server! {
         readers_of_another_process_are_let_in_though_the_releaser_is_killed,
         a_killed_writer_does_not_keep_readers_waiting,
         groups_of_two_processes_do_not_deadlock,
+        consumers_that_are_killed_and_stopped_do_all_in_order,
     }
 }
+
+use pipelines::consumers_that_are_killed_and_stopped_do_all_in_order;
 
 fn spawn(server: &impl LockServer, role: &str, env: &[(&str, &str)]) -> Worker {
     let url = server.url();

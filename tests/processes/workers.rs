@@ -24,6 +24,7 @@ pub(crate) async fn run(role: Role) {
         "counter" => count(role, &locks).await,
         "readers" => read(role, &locks).await,
         "transfers" => transfer(role, &locks).await,
+        "consumer" => crate::pipelines::consume(role, &locks).await,
         other => panic!("no such role: {other}"),
     }
 }
