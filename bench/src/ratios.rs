@@ -32,7 +32,7 @@ use Goal::{AtLeast, AtMost, Unset};
 type Row = (&'static str, Scenario, &'static str, Basis, Goal);
 
 #[rustfmt::skip]
-const RATIOS: [Row; 46] = [
+const RATIOS: [Row; 52] = [
     ("free-1", Scenario::Free1, "pairs", Of(Lib::Bare), AtLeast(0.95)),
     ("free-8", Scenario::Free8, "pairs", Of(Lib::Bare), AtLeast(0.9)),
     ("free-64", Scenario::Free64, "pairs", Of(Lib::Bare), AtLeast(1.05)),
@@ -79,6 +79,12 @@ const RATIOS: [Row; 46] = [
     ("permits-8-turns", Scenario::Permits8, "turns", Itself, Unset),
     ("readers-write-maxwait-ms", Scenario::Readers, "write-maxwait", Itself, Unset),
     ("all-3-maxwait-ms", Scenario::All3, "maxwait", Itself, Unset),
+    ("pipeline-uniform", Scenario::PipelineUniform, "ratio", Itself, AtLeast(0.97)),
+    ("pipeline-skewed", Scenario::PipelineSkewed, "ratio", Itself, AtLeast(1.12)),
+    ("pipeline-blocked", Scenario::PipelineBlocked, "ratio", Itself, AtLeast(0.95)),
+    ("pipeline-uniform-calls", Scenario::PipelineUniform, "calls-ratio", Itself, AtMost(1.0)),
+    ("pipeline-skewed-calls", Scenario::PipelineSkewed, "calls-ratio", Itself, AtMost(1.0)),
+    ("pipeline-blocked-calls", Scenario::PipelineBlocked, "calls-ratio", Itself, AtMost(1.0)),
 ];
 
 #[rustfmt::skip]

@@ -8,6 +8,7 @@ mod handover;
 mod held;
 mod leases;
 mod many_keys;
+mod pipelines;
 mod spread;
 mod turns;
 mod waiters;
@@ -56,10 +57,13 @@ pub(crate) enum Scenario {
     Permits8,
     Readers,
     All3,
+    PipelineUniform,
+    PipelineSkewed,
+    PipelineBlocked,
 }
 
 impl Scenario {
-    pub(crate) const ALL: [Self; 30] = [
+    pub(crate) const ALL: [Self; 33] = [
         Self::Free1,
         Self::Free8,
         Self::Free64,
@@ -90,6 +94,9 @@ impl Scenario {
         Self::Permits8,
         Self::Readers,
         Self::All3,
+        Self::PipelineUniform,
+        Self::PipelineSkewed,
+        Self::PipelineBlocked,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -124,6 +131,9 @@ impl Scenario {
             Self::Permits8 => "permits-8",
             Self::Readers => "readers",
             Self::All3 => "all-3",
+            Self::PipelineUniform => "pipeline-uniform",
+            Self::PipelineSkewed => "pipeline-skewed",
+            Self::PipelineBlocked => "pipeline-blocked",
         }
     }
 
@@ -138,6 +148,9 @@ impl Scenario {
             | Self::Waiters10k
             | Self::Readers
             | Self::All3 => Group::Alone,
+            Self::PipelineUniform | Self::PipelineSkewed | Self::PipelineBlocked => {
+                Group::BesideItself
+            }
             Self::Permits8 => Group::Bare,
             Self::Far1 | Self::Far64 | Self::Far256 => Group::Far,
             Self::Cluster100k
@@ -158,7 +171,7 @@ impl Scenario {
 
     /// Whether it is run once, for lockstream alone.
     pub(crate) fn is_ours_alone(self) -> bool {
-        !matches!(self.group(), Group::Compared | Group::Bare | Group::Far)
+        matches!(self.group(), Group::Alone | Group::Cluster | Group::Fleet)
     }
 
     /// Whether that library takes part in it.
@@ -166,7 +179,9 @@ impl Scenario {
         match self.group() {
             Group::Compared => true,
             Group::Bare | Group::Far => matches!(lib, Lib::Lockstream | Lib::Bare),
-            Group::Alone | Group::Cluster | Group::Fleet => lib == Lib::Lockstream,
+            Group::Alone | Group::BesideItself | Group::Cluster | Group::Fleet => {
+                lib == Lib::Lockstream
+            }
         }
     }
 }
@@ -192,6 +207,8 @@ enum Group {
     Compared,
     /// Lockstream alone, on one server.
     Alone,
+    /// The same, in each round: it compares two ways of its own.
+    BesideItself,
     /// Lockstream and bare, on one server.
     Bare,
     /// Lockstream and bare, over a slow network.
@@ -220,7 +237,7 @@ impl Round<'_> {
             Group::Far => return far::round(&mut self),
             Group::Cluster => return cluster::round(&mut self),
             Group::Fleet => return fleet::round(&mut self),
-            Group::Compared | Group::Bare | Group::Alone => {}
+            Group::Compared | Group::Bare | Group::Alone | Group::BesideItself => {}
         }
         match self.scenario {
             Scenario::Waiting1000 => waiting::round(&mut self),
@@ -229,6 +246,9 @@ impl Round<'_> {
             Scenario::RenewalsSpread => spread::round(&mut self),
             Scenario::ManyKeys => many_keys::round(&mut self),
             Scenario::Waiters10k => waiters::round(&mut self),
+            Scenario::PipelineUniform | Scenario::PipelineSkewed | Scenario::PipelineBlocked => {
+                pipelines::round(&mut self)
+            }
             _ => turns::round(&mut self),
         }
     }
@@ -264,13 +284,16 @@ pub(crate) async fn work(job: Job, boss: Boss) -> Outcome<()> {
     match job.scenario.group() {
         Group::Cluster => return cluster::work(&job, boss).await,
         Group::Fleet => return fleet::work(&job, boss).await,
-        Group::Compared | Group::Bare | Group::Alone | Group::Far => {}
+        Group::Compared | Group::Bare | Group::Alone | Group::BesideItself | Group::Far => {}
     }
     match (job.scenario, job.lib) {
         (Scenario::Held100k, _) => held::work(&job, boss).await,
         (Scenario::RenewalsSpread, _) => spread::work(&job, boss).await,
         (Scenario::ManyKeys, _) => many_keys::work(&job, boss).await,
         (Scenario::Waiters10k, _) => waiters::work(&job, boss).await,
+        (Scenario::PipelineUniform | Scenario::PipelineSkewed | Scenario::PipelineBlocked, _) => {
+            pipelines::work(&job, boss).await
+        }
         (_, Lib::Lockstream) => work_with::<Lockstream>(job, boss).await,
         (_, Lib::Bare) => work_with::<Bare>(job, boss).await,
         (_, Lib::Rslock) => work_with::<Rslock>(job, boss).await,
