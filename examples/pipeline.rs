@@ -1,6 +1,6 @@
 //! In order for each key: a Redis stream of account movements, read by three consumers at once, each
 //! with several movements under way. First without locks, then with `with_lock` inside
-//! `buffer_unordered`.
+//! `buffer_keyed`.
 //!
 //! ```sh
 //! REDIS_URL=redis://127.0.0.1/ cargo run --example pipeline   # it needs a server: streams live there
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use async_stream::try_stream;
 use futures::future::try_join_all;
-use futures::{Stream, TryStreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use lockstream::prelude::*;
 use lockstream::{BuildError, StoreError};
 use redis::aio::MultiplexedConnection;
@@ -136,21 +136,18 @@ const GROUP: &str = "consumers";
 impl Consumer {
     /// Reads its share of the stream and works it off, several movements at once.
     async fn run(&self) -> Result<(), Error> {
-        let movements = std::pin::pin!(self.movements());
-        movements
-            .map_ok(|movement| async move {
-                let account = movement.account;
-                match &self.locks {
-                    None => self.as_it_comes(movement).await,
-                    Some(locks) => {
-                        let lock = locks.obtain(format!("account:{account}"));
-                        self.in_turn(movement).try_with_lock(lock).await
-                    }
-                }
-            })
-            .try_buffer_unordered(AT_ONCE)
-            .try_collect()
-            .await
+        let movements = self.movements();
+        let Some(locks) = &self.locks else {
+            let works = movements.map_ok(|movement| self.as_it_comes(movement));
+            return works.try_buffer_unordered(AT_ONCE).try_collect().await;
+        };
+        // A movement whose account another consumer works on stands in no other's way.
+        let works = movements.map(|movement| {
+            let account = movement.as_ref().map_or(0, |movement| movement.account);
+            let lock = locks.obtain(format!("account:{account}"));
+            async { self.in_turn(movement?).await }.try_with_lock(lock)
+        });
+        works.buffer_keyed(AT_ONCE).try_collect().await
     }
 
     /// Applies a movement when all before it are applied, and with it those that waited for it.

@@ -57,6 +57,7 @@ pub mod guarantees {}
 /// [operations.md#access-rights]: crate::docs::operations#access-rights
 /// [operations.md#rotating-credentials]: crate::docs::operations#rotating-credentials
 /// [operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect
+/// [pipelines.md]: crate::docs::pipelines
 /// [postgres.md]: crate::docs::postgres
 ///
 #[doc = include_str!("../docs/guide.md")]
@@ -68,6 +69,11 @@ pub mod guide {}
 ///
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
+
+// Its snippets need these features.
+#[cfg(any(not(doctest), all(feature = "postgres", feature = "redis")))]
+#[doc = include_str!("../docs/pipelines.md")]
+pub mod pipelines {}
 
 // Its snippet needs this feature.
 #[cfg(any(not(doctest), feature = "postgres"))]

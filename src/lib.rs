@@ -30,11 +30,12 @@
 //! |---|---|
 //! | a future | [`FutureLockExt::with_lock`], [`try_with_lock`](FutureLockExt::try_with_lock) |
 //! | a stream | [`StreamLockExt::with_lock`], [`try_with_lock`](StreamLockExt::try_with_lock) |
+//! | each item of a stream | [`StreamLockExt::buffer_keyed`] |
 //! | work that wants the fencing token | [`Lock::with_lease`] and its sisters |
 //! | what is not one future | a guard: [`Lock::lease`], [`Lock::lease_within`], [`Lock::lease_once`] |
 //! | by hand | [`Lock::acquire`], [`Lock::acquire_within`], [`Lock::acquire_once`]: read their docs first |
 //! | a whole function | `#[with_lock(key = "order:{id}")]`, behind the feature `macros` |
-//! | what one of many processes is to do | [`Lock::lead`]; as a stream, [`Lock::leadership`] |
+//! | what one of many processes is to do | [`Lock::lead`], [`Lock::lead_stream`]; as a stream of who leads, [`Lock::leadership`] |
 //!
 //! | to | use |
 //! |---|---|
