@@ -437,7 +437,7 @@ impl<F: LockedFuture> Items<F> {
         }
     }
 
-    /// An item has begun, has ended its work, or is done: others of its keys may go on.
+    /// An item has begun, or is done: others of its keys may go on.
     fn advance_lines(&mut self, keys: &[Key]) {
         for key in keys {
             let line = self.lines.get(key).into_iter().flatten();
@@ -558,8 +558,7 @@ impl<F: LockedFuture> Items<F> {
             self.places -= 1;
         }
         let has_lock = matches!(after, Stage::Holds | Stage::Works | Stage::Releases);
-        let begins = has_lock && !mem::replace(&mut item.has_begun, has_lock);
-        if begins || before != after && after == Stage::Releases {
+        if has_lock && !mem::replace(&mut item.has_begun, has_lock) {
             let keys = item.wish.keys.clone();
             self.advance_lines(&keys);
         }

@@ -127,16 +127,16 @@ async fn run(seed: u64) {
         items = items.in_order();
     }
 
-    // Others have the keys now and then, and one lease is lost.
+    // Others have the keys now and then, and leases are lost.
     let others = async {
         for _ in 0..6 {
             let lease = there.obtain(*dice.pick(&KEYS)).lease().await.unwrap();
             sleep(ms(dice.next(10))).await;
             lease.release().await.ok();
             sleep(ms(dice.next(10))).await;
-        }
-        if dice.next(3) == 0 {
-            store.expire(dice.pick(&KEYS));
+            if dice.next(4) == 0 {
+                store.expire(dice.pick(&KEYS));
+            }
         }
         std::future::pending::<()>().await;
     };
