@@ -82,12 +82,21 @@ impl Acquiring {
         &mut self.options
     }
 
-    /// Whether it is known to wait for others, which have the key. `hears_of_others` must be set.
+    /// From now on it knows when it [waits for others](Self::waits_for_others).
+    pub(crate) fn hear_of_others(&mut self) {
+        if let Stage::Unpolled = self.stage {
+            self.options.hears_of_others = true;
+        }
+    }
+
+    /// Whether it waits for others, which have the key, or for the store. If it was polled before it was to
+    /// [hear](Self::hear_of_others) of that, it may.
     pub(crate) fn waits_for_others(&self) -> bool {
         match &self.stage {
+            Stage::Unpolled | Stage::Done => false,
+            _ if !self.options.hears_of_others => true,
             Stage::Queued(caller) => caller.waits_for_others(),
             Stage::Group(group) => group.waits_for_others(),
-            Stage::Unpolled | Stage::Done => false,
         }
     }
 

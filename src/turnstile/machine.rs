@@ -231,6 +231,7 @@ impl<Caller: Clone> Turnstile<Caller> {
                 self.mark_busy(cx);
             } else if self.last_error.is_some() {
                 self.waiters.mark_answered();
+                self.tell_waiting(cx);
             }
         }
         self.schedule(cx);

@@ -23,7 +23,7 @@ pub(crate) enum WaiterVerdict {
         deadline: Moment,
         needs_another_poll: bool,
     },
-    /// Others have the key. Told once, to those who want to know.
+    /// Others have the key, or the store has failed. Told once, to those who want to know.
     Waits,
     /// The grant ended before the caller took it. The usual cause: nobody polled the caller (W4). It may queue again.
     TurnLost,

@@ -42,7 +42,7 @@ pub(crate) struct Waiter<Caller> {
     pub(crate) is_conditional: bool,
     /// If the key is busy, it is refused. Any other waits in the queue.
     pub(crate) asks_once: bool,
-    /// Whether it wants to know when it waits for others.
+    /// Whether it wants to know when it waits: for others, or for a store that has failed.
     pub(crate) hears_of_others: bool,
     /// Until when it waits for others.
     pub(crate) until: Moment,
@@ -84,6 +84,8 @@ struct Waiters<Caller> {
     answered: WaiterId,
     /// The newest waiter that is known to wait for others, which hold the key.
     busy: WaiterId,
+    /// The newest waiter that was told that it waits, if it wanted to know.
+    told: WaiterId,
 }
 
 impl<Caller> WaitQueue<Caller> {
@@ -124,6 +126,7 @@ impl<Caller> WaitQueue<Caller> {
                     once: BTreeSet::new(),
                     answered: WaiterId(0),
                     busy: WaiterId(0),
+                    told: WaiterId(0),
                 }));
             }
         }
@@ -195,22 +198,29 @@ impl<Caller> WaitQueue<Caller> {
         ids.into_iter().filter_map(|id| self.remove(id)).collect()
     }
 
-    /// Others hold the key, as the store has said or as a local holder shows. Returns the callers that want to know it,
-    /// once each.
-    pub(super) fn mark_busy(&mut self) -> Vec<Caller>
+    /// Others hold the key, as the store has said or as a local holder shows.
+    pub(super) fn mark_busy(&mut self) {
+        self.mark_answered();
+        if let Some(waiters) = &mut self.0 {
+            waiters.busy = waiters.answered;
+        }
+    }
+
+    /// The callers that want to know when they wait, and have not been told. Each is returned once.
+    pub(super) fn take_untold(&mut self) -> Vec<Caller>
     where
         Caller: Clone,
     {
-        self.mark_answered();
+        let last = self.last_id();
         let Some(waiters) = &mut self.0 else {
             return Vec::new();
         };
-        let before = std::mem::replace(&mut waiters.busy, waiters.answered);
-        let first = Some(&waiters.first.1).filter(|_| waiters.first.0 > before);
-        let others = waiters.others.range((Excluded(before), Unbounded));
+        let told = mem::replace(&mut waiters.told, last);
+        let first = Some(&waiters.first.1).filter(|_| waiters.first.0 > told);
+        let others = waiters.others.range((Excluded(told), Unbounded));
         let newer = first.into_iter().chain(others.map(|(_, waiter)| waiter));
-        let told = newer.filter(|waiter| waiter.hears_of_others);
-        told.map(|waiter| waiter.caller.clone()).collect()
+        let hearing = newer.filter(|waiter| waiter.hears_of_others);
+        hearing.map(|waiter| waiter.caller.clone()).collect()
     }
 
     /// The store has answered: that is the first answer for all present waiters.

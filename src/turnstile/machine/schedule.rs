@@ -117,7 +117,13 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// All present waiters wait for others, which have the key.
     pub(super) fn mark_busy(&mut self, cx: &mut EventCx<'_, Caller>) {
-        for caller in self.waiters.mark_busy() {
+        self.waiters.mark_busy();
+        self.tell_waiting(cx);
+    }
+
+    /// Those that wait now, and want to know it.
+    pub(super) fn tell_waiting(&mut self, cx: &mut EventCx<'_, Caller>) {
+        for caller in self.waiters.take_untold() {
             cx.wake_waiter(caller, WaiterVerdict::Waits);
         }
     }

@@ -242,6 +242,7 @@ impl<Caller: Clone> Turnstile<Caller> {
         if error.is_retryable() {
             self.refuse_once(cx, &refusal);
             self.waiters.mark_answered();
+            self.tell_waiting(cx);
         } else {
             self.refuse_all(cx, &refusal);
         }

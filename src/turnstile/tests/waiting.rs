@@ -410,6 +410,16 @@ fn a_waiter_hears_once_that_it_waits_for_others() {
     assert!(matches!(harness.waiter_told("d"), WaiterVerdict::Waits));
     harness.untold("b");
 
+    // Of a store that has failed, too, be that before it came or after.
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).hearing());
+    let enter = harness.sent();
+    harness.lose(&enter);
+    assert!(matches!(harness.waiter_told("a"), WaiterVerdict::Waits));
+    harness.arrive("b", fixed(1000).hearing());
+    assert!(matches!(harness.waiter_told("b"), WaiterVerdict::Waits));
+    harness.untold("a");
+
     // One that has the key at once waits for nobody.
     let mut harness = Harness::new();
     harness.arrive("a", fixed(1000).hearing());
