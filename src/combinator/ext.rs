@@ -180,8 +180,11 @@ pub trait StreamLockExt: Stream {
     ///   [`wait`](Lock::wait) is zero asks when the earlier ones of its key are done.
     /// - **Back-pressure.** At most [so many](crate::stream::BufferKeyed::waiting) items wait. Then, and while `working` items
     ///   work, the source is not asked for more.
-    /// - **Places.** An item takes a place when it asks for its lock. If others hold that, it gives the place up, and takes one
-    ///   again when the lock is its own. If all are taken then, it holds its lock until one is free.
+    /// - **Places.** An item takes a place when it asks for its lock. If others hold that, or the store has failed, it gives the
+    ///   place up, and takes one again when the lock is its own. If all are taken then, it holds its lock until one is free. A
+    ///   lease that is not renewed ([`ttl`](Lock::ttl)) may be over by then: the item is `Lost`, and its work does not begin.
+    /// - **Locks inside.** So do not wait inside an item for a lock that an item of such a stream may hold, here or in another
+    ///   process: take both by [`obtain_all`](crate::LockRegistry::obtain_all).
     /// - **Time.** The wait of an item begins when it is the next of its key.
     ///
     /// # Panics

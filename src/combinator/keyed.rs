@@ -19,6 +19,9 @@ use crate::handle::acquire::Acquiring;
 /// How many items wait for their locks, for each that works, unless [`waiting`](BufferKeyed::waiting) says otherwise.
 const WAITING_EACH: usize = 16;
 
+/// After so many polls of items the task lets others run.
+const POLLS: usize = 256;
+
 /// A future that has a lock of its own: what [`with_lock`](crate::FutureLockExt::with_lock),
 /// [`try_with_lock`](crate::FutureLockExt::try_with_lock), [`with_lease`](crate::Lock::with_lease),
 /// [`try_with_lease`](crate::Lock::try_with_lease) and their `or_skip` return.
@@ -146,16 +149,19 @@ where
         }
     }
 
-    /// At most `most` items wait: for their locks, for an earlier item of their key, for a place among those that work, and
-    /// [in order](Self::in_order) also with their result. Then the source is asked for no more. Default: 16 times as many
-    /// as may work.
+    /// At most `most` items do not work: those that wait for their locks, for an earlier item of their key or for a place, that
+    /// release their locks, and [in order](Self::in_order) those that are done and not yielded. Then the source is asked for no
+    /// more. 0 counts as 1, since an item waits at least until it was looked at. Default: 16 times as many as may work.
     pub fn waiting(mut self, most: usize) -> Self {
-        self.items.most = self.items.working.saturating_add(most);
+        self.items.waiting = most.max(1);
         self
     }
 
     /// Yields the results in the order of the source. The work is done in the same order as without. So when a result
-    /// comes, all items before it are done: a consumer of a log can commit its place.
+    /// comes, all items before it have ended: a consumer of a log can commit its place.
+    ///
+    /// "Ended" includes those that `or_skip` leaves out, and one whose panic was caught outside: where the place is committed,
+    /// take none of both.
     ///
     /// An item that takes long holds up the results behind it, but not their work, as long as there is
     /// [room](Self::waiting).
@@ -176,31 +182,29 @@ where
         let mut this = self.project();
         let items = this.items;
         items.ready.register(cx.waker());
-        let mut polled = 0;
-        loop {
+        // An item that wakes itself must not keep the others, or the task, from their turn.
+        let mut woken = items.ready.len();
+        for _ in 0..POLLS {
             if let Some(result) = items.results.pop() {
                 return Poll::Ready(Some(result));
             }
-            if let Some(id) = items.next_to_poll() {
-                // Futures that wake themselves must not keep the task for ever.
-                if polled == items.most {
-                    items.put_back(id);
-                    return Poll::Pending;
-                }
-                polled += 1;
+            if let Some(id) = items.next_to_poll(&mut woken) {
                 items.poll(id);
             } else if items.has_room()
                 && let Poll::Ready(Some(item)) = this.source.as_mut().poll_next(cx)
             {
                 items.push(item);
+            } else if items.ready.len() == 0 {
+                return match this.source.is_done() && items.by_id.is_empty() {
+                    true => Poll::Ready(None),
+                    false => Poll::Pending,
+                };
             } else {
                 break;
             }
         }
-        match this.source.is_done() && items.by_id.is_empty() {
-            true => Poll::Ready(None),
-            false => Poll::Pending,
-        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -321,8 +325,8 @@ struct Items<F: LockedFuture> {
     places: usize,
     /// How many may work.
     working: usize,
-    /// How many there may be in all.
-    most: usize,
+    /// How many may wait.
+    waiting: usize,
 }
 
 impl<F: LockedFuture> Items<F> {
@@ -338,7 +342,7 @@ impl<F: LockedFuture> Items<F> {
             last_id: 0,
             places: 0,
             working,
-            most: working.saturating_add(working.saturating_mul(WAITING_EACH)),
+            waiting: working.saturating_mul(WAITING_EACH),
         }
     }
 
@@ -349,7 +353,7 @@ impl<F: LockedFuture> Items<F> {
 
     /// Whether the source is asked for another item: if that can work at once, as far as is known.
     fn has_room(&self) -> bool {
-        self.places < self.working && self.len() < self.most
+        self.places < self.working && self.len() - self.places < self.waiting
     }
 
     fn push(&mut self, future: F) {
@@ -462,8 +466,8 @@ impl<F: LockedFuture> Items<F> {
         }
     }
 
-    /// The next item to poll, after it was given a place if it needs one.
-    fn next_to_poll(&mut self) -> Option<u64> {
+    /// The next item to poll, after it was given a place if it needs one. `woken`: so many that have woken may follow.
+    fn next_to_poll(&mut self, woken: &mut usize) -> Option<u64> {
         if let Some(id) = self.early.pop_front() {
             return Some(id);
         }
@@ -478,15 +482,8 @@ impl<F: LockedFuture> Items<F> {
             self.places += 1;
             return Some(id);
         }
+        *woken = woken.checked_sub(1)?;
         self.ready.pop()
-    }
-
-    /// It is polled the next time.
-    fn put_back(&self, id: u64) {
-        if let Some(item) = self.by_id.get(&id) {
-            item.ready.begin_poll();
-            item.waker.wake_by_ref();
-        }
     }
 
     fn poll(&mut self, id: u64) {
@@ -674,7 +671,7 @@ mod tests {
             ready(item).with_lock(here.obtain(key(item)))
         });
         let mut items = pin!(items.buffer_keyed(1).waiting(1000));
-        for _ in 0..3 {
+        for _ in 0..20 {
             let next = futures::StreamExt::next(&mut items);
             assert!(next.now_or_never().is_none());
             soon().await;

@@ -25,6 +25,8 @@ pub struct LeadStream<F, S> {
     restarts: Option<Repeat>,
     /// The pauses since its last item.
     pauses: Option<Pauses>,
+    /// Whether the source has ended by itself. It may be found after that that the lease was lost.
+    has_ended: bool,
 }
 
 impl<F, S> LeadStream<F, S> {
@@ -36,6 +38,7 @@ impl<F, S> LeadStream<F, S> {
             candidate,
             restarts: None,
             pauses: None,
+            has_ended: false,
         }
     }
 
@@ -63,7 +66,18 @@ where
                 return Poll::Ready(None);
             }
             let mut begin = Some(&mut *this.begin);
-            let item = ready!(this.locked_work.as_mut().poll_next(cx, &mut begin));
+            let has_ended = &mut *this.has_ended;
+            let poll_item = |source: Pin<&mut S>, cx: &mut Context<'_>| {
+                let item = ready!(source.poll_next(cx));
+                *has_ended = item.is_none();
+                Poll::Ready(item)
+            };
+            let item = this.locked_work.as_mut();
+            let item = ready!(item.poll_items(cx, &mut begin, poll_item));
+            let item = match item {
+                Some(Err(error)) if error.is_lost() && *this.has_ended => None,
+                item => item,
+            };
             let work_lock = match item {
                 Some(Ok(item)) => {
                     *this.pauses = None;
@@ -84,6 +98,7 @@ where
                     }
                 }
             };
+            *this.has_ended = false;
             this.locked_work.as_mut().restart(work_lock);
         }
     }

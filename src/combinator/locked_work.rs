@@ -100,6 +100,7 @@ impl<W, V> LockedWork<W, V> {
     {
         let mut this = self.project();
         if !this.work_lock.is_releasing() {
+            this.work_lock.check_ahead(cx)?;
             if !this.work_lock.is_holding() || this.work.is_none() {
                 let lease = ready!(this.work_lock.poll_acquire(cx))?;
                 if let Some(begin) = begin.take() {

@@ -34,7 +34,6 @@ impl ReadyQueue {
         self.ready.lock().pop_front()
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.ready.lock().len()
     }

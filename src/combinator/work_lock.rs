@@ -36,6 +36,8 @@ enum LockState {
         lease: Lease,
         lost: Option<Lost>,
         span: WorkSpan,
+        /// Whether it was acquired [ahead](WorkLock::poll_ahead), and the work has not begun.
+        is_ahead: bool,
     },
     Releasing {
         release: LeaseRelease,
@@ -126,7 +128,7 @@ impl WorkLock {
     /// From now on the acquisition knows when it [waits for others](Acquiring::waits_for_others).
     pub(crate) fn hear_of_others(&mut self) {
         if let LockState::Acquiring(acquiring) = &mut self.state {
-            acquiring.options_mut().hears_of_others = true;
+            acquiring.hear_of_others();
         }
     }
 
@@ -141,7 +143,22 @@ impl WorkLock {
         {
             self.state = LockState::Failed(error);
         }
+        if let LockState::Holding { is_ahead, .. } = &mut self.state {
+            *is_ahead = true;
+        }
         Poll::Ready(())
+    }
+
+    /// The work is about to begin. Fails if the lease was lost since it was acquired ahead, whatever is to become of work
+    /// that has begun.
+    pub(crate) fn check_ahead(&mut self, cx: &mut Context<'_>) -> Result<(), LockError> {
+        if let LockState::Holding { lost, is_ahead, .. } = &mut self.state
+            && std::mem::take(is_ahead)
+            && let Some(Poll::Ready(loss)) = lost.as_mut().map(|lost| Pin::new(lost).poll(cx))
+        {
+            return Err(loss);
+        }
+        Ok(())
     }
 
     /// Waits for the lock.
@@ -172,7 +189,12 @@ impl WorkLock {
         let mode = (mode != Mode::Exclusive).then(|| tracing::field::display(mode));
         let (key, token) = (lease.key(), view.told_token().get());
         let span = WorkSpan(tracing::info_span!("lock", key, token, mode));
-        self.state = LockState::Holding { lease, lost, span };
+        self.state = LockState::Holding {
+            lease,
+            lost,
+            span,
+            is_ahead: false,
+        };
         Poll::Ready(Ok(view))
     }
 

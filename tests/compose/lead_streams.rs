@@ -1,5 +1,6 @@
 use std::cell::Cell;
 use std::future::pending;
+use std::task::Poll;
 
 use futures::{StreamExt, stream};
 use lockstream::verify::StepVerifier;
@@ -95,6 +96,35 @@ async fn a_shutdown_ends_it_with_an_error() {
         .then(async || here.shutdown().await)
         .expect_error_matches(|error| matches!(error, LockError::Closed { .. }))
         .expect_complete()
+        .verify()
+        .await;
+}
+
+/// The release finds that the lease was lost. The source has ended by itself, and is not made again for that.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_has_ended_counts_though_the_lease_was_lost() {
+    let (store, here, _) = two();
+    let terms = Cell::new(0);
+    let source = |_| {
+        terms.set(terms.get() + 1);
+        let lost = stream::poll_fn(|_| {
+            store.expire("k");
+            Poll::Ready(None)
+        });
+        stream::iter([terms.get()]).chain(lost)
+    };
+    StepVerifier::try_create(here.obtain("k").lead_stream(source))
+        .expect_next(1)
+        .expect_complete()
+        .verify()
+        .await;
+    let again = here.obtain("k").lead_stream(source);
+    let again = again.restart(Repeat::fixed(ms(100)).until(|repeats| repeats >= 2));
+    StepVerifier::try_create(again)
+        .expect_next(2)
+        .expect_no_event(ms(99))
+        .expect_next(3)
+        .then_cancel()
         .verify()
         .await;
 }

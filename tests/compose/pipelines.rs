@@ -1,11 +1,14 @@
 use std::cell::{Cell, RefCell};
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
+use std::task::Poll;
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use lockstream::verify::StepVerifier;
-use lockstream::{FutureLockExt, Lock, LockError, LockEvent, LockRegistry, StreamLockExt};
+use lockstream::{
+    FutureLockExt, Lock, LockError, LockEvent, LockRegistry, OnLost, Renewal, StreamLockExt,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::{Floor, is_free, ms, two};
@@ -138,7 +141,7 @@ async fn the_source_is_asked_for_no_more_than_there_is_room_for() {
                 .is_none()
         );
     }
-    assert_eq!(asked.take(), 7);
+    assert_eq!(asked.take(), 5);
     drop(items);
 
     let items = source().map(|item| pending::<()>().with_lock(here.obtain(format!("k{item}"))));
@@ -202,7 +205,7 @@ async fn a_slow_item_holds_up_as_many_results_as_may_wait() {
     let items = items.buffer_keyed(2).waiting(10).in_order();
     StepVerifier::try_create(items)
         .expect_no_event(ms(900))
-        .then(async || assert_eq!(asked.get(), 12))
+        .then(async || assert_eq!(asked.get(), 11))
         .expect_next(0)
         .expect_next_count(99)
         .expect_complete()
@@ -444,4 +447,89 @@ async fn a_source_that_pauses_is_asked_again() {
         .expect_complete()
         .verify()
         .await;
+}
+
+/// Its lease is lost while it waits for a place. The work does not begin, not even if it were to run on without its lease.
+#[tokio::test(start_paused = true)]
+async fn work_does_not_begin_under_a_lease_that_was_lost_meanwhile() {
+    let (store, here, there) = two();
+    let held = there.obtain("late").lease().await.unwrap();
+    let begun = Cell::new(0);
+    let items = stream::iter(["late", "long"]).map(|name| {
+        let lock = here.obtain(name).ttl(ms(600)).renewal(Renewal::watchdog());
+        lock.on_lost(OnLost::RunOn).with_lease(|_| {
+            begun.set(begun.get() + 1);
+            sleep(ms(3000))
+        })
+    });
+    StepVerifier::try_create(items.buffer_keyed(1))
+        .then_await(ms(50))
+        .then(async || held.release().await.unwrap())
+        .then_await(ms(50))
+        .then(async || assert!(!is_free(&there, "late").await))
+        .then(async || store.expire("late"))
+        .expect_next(())
+        .expect_error_matches(|error| error.is_lost())
+        .expect_complete()
+        .verify()
+        .await;
+    assert_eq!(begun.get(), 1);
+}
+
+/// Items of two stores, of which one is away: those of the other go on.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_is_away_does_not_stand_in_the_way() {
+    let (_, here, _) = two();
+    let (away, elsewhere, _) = two();
+    // Known to be away, or not yet.
+    for is_known in [true, false] {
+        away.set_offline(true);
+        if is_known {
+            let asked = elsewhere.obtain("k").wait(ms(0)).lease().await;
+            assert!(matches!(asked, Err(LockError::Store { .. })), "{asked:?}");
+        }
+        let items = stream::iter(0..20).map(|item| {
+            let locks = if item % 4 == 0 { &elsewhere } else { &here };
+            let lock = locks.obtain(format!("k{item}"));
+            sleep(ms(10)).map(move |()| item).with_lock(lock)
+        });
+        let mut items = items.buffer_keyed(2).waiting(8);
+        let mut done = Vec::new();
+        while done.len() < 15 {
+            done.push(items.next().await.unwrap().unwrap());
+        }
+        assert!(done.iter().all(|item| item % 4 != 0), "{done:?}");
+        away.set_offline(false);
+        let mut rest: Vec<_> = items.try_collect().await.unwrap();
+        rest.sort_unstable();
+        assert_eq!(rest, [0, 4, 8, 12, 16]);
+    }
+}
+
+/// It wakes itself in each poll. The source is asked all the same, and so are others that have woken.
+#[tokio::test(start_paused = true)]
+async fn an_item_that_never_rests_holds_up_no_other() {
+    let locks = LockRegistry::in_memory();
+    let done = Cell::new(0);
+    let items = stream::iter(0..6).map(|item| {
+        let (done, locks) = (&done, &locks);
+        let work = async move {
+            if item > 0 {
+                tokio::task::yield_now().await;
+                return done.set(done.get() + 1);
+            }
+            poll_fn(|cx| {
+                cx.waker().wake_by_ref();
+                match done.get() {
+                    5 => Poll::Ready(()),
+                    _ => Poll::Pending,
+                }
+            })
+            .await;
+        };
+        work.with_lock(locks.obtain(format!("k{item}")))
+    });
+    let all = items.buffer_keyed(2).try_collect::<Vec<_>>();
+    let all = tokio::time::timeout(ms(1000), all).await;
+    assert_eq!(all.expect("in time").unwrap().len(), 6);
 }
