@@ -517,14 +517,70 @@ fn the_scheduler_on_a_server() {
     });
 }
 
+/// Each message is sent once, in the order of its customer.
+#[cfg(feature = "postgres")]
+#[test]
+fn the_outbox_is_emptied_in_order() {
+    let server = support::PgServer::start();
+    let mut command = example("outbox");
+    let output = command.env("DATABASE_URL", server.url()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let printed = text(&output.stdout);
+    assert!(printed.contains("60 sent, "), "{printed}");
+    let mut all = Vec::new();
+    for line in printed.lines().filter_map(|line| line.strip_prefix("to ")) {
+        let (_, sent) = line.split_once(": ").unwrap();
+        let ids = sent.split(", ").map(|it| it.split(' ').next().unwrap());
+        let ids: Vec<u32> = ids.map(|id| id.parse().unwrap()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b), "{printed}");
+        all.extend(ids);
+    }
+    all.sort_unstable();
+    assert_eq!(all, (1..=60).collect::<Vec<_>>());
+
+    let output = example("outbox")
+        .env_remove("DATABASE_URL")
+        .output()
+        .unwrap();
+    assert!(
+        text(&output.stderr).contains("set DATABASE_URL"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn the_poller_hands_the_inbox_over() {
+    let server = RedisServer::start();
+    let mut on_server = example("poller");
+    on_server.env("REDIS_URL", server.url());
+    for mut command in [example("poller"), on_server] {
+        let output = command.output().unwrap();
+        let printed = text(&output.stdout);
+        let words = printed
+            .lines()
+            .map(|line| line.split_whitespace().collect());
+        let lines: Vec<Vec<&str>> = words.collect();
+        let mails: Vec<_> = lines.iter().filter(|words| words.len() == 3).collect();
+        let who: Vec<_> = mails.iter().map(|words| (words[0], words[2])).collect();
+        let expected = ["one", "two", "three", "four", "five", "six"];
+        let expected = expected.into_iter().enumerate();
+        let expected = expected.map(|(at, mail)| (["first", "second"][at / 3], mail));
+        assert_eq!(who, expected.collect::<Vec<_>>(), "{output:?}");
+        let token = |at: usize| mails[at][1].parse::<u64>().unwrap();
+        assert!(token(2) < token(3), "{printed}");
+        assert!(printed.ends_with("the inbox is empty\n"), "{output:?}");
+    }
+    assert_eq!(server.keys("lock:poller"), [""; 0]);
+}
+
 #[test]
 fn lock_it_works_with_and_without_a_server() {
     let output = example("lock_it").output().unwrap();
-    assert_eq!(text(&output.stdout), "charged once\n");
+    assert_eq!(text(&output.stdout), "charged once, then 100 orders\n");
     let server = RedisServer::start();
     let mut command = example("lock_it");
     let output = command.env("REDIS_URL", server.url()).output().unwrap();
-    assert_eq!(text(&output.stdout), "charged once\n");
+    assert_eq!(text(&output.stdout), "charged once, then 100 orders\n");
     assert!(!server.exists("lock:order:42"));
     assert!(server.exists("lock:~fence"), "it was never locked there");
 }
