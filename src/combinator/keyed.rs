@@ -422,7 +422,7 @@ impl<F: LockedFuture> Items<F> {
         line.map(|ahead| &self.by_id[ahead])
     }
 
-    /// Whether no earlier item is such that its key is not shared with this one.
+    /// Whether this item may work beside all earlier ones of its keys, of which those count that `is_such` is true of.
     fn is_alone(&self, id: u64, is_such: impl Fn(&Item<F>) -> bool) -> bool {
         let wish = &self.by_id[&id].wish;
         wish.keys.iter().all(|key| {

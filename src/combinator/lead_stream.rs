@@ -25,7 +25,7 @@ pub struct LeadStream<F, S> {
     restarts: Option<Repeat>,
     /// The pauses since its last item.
     pauses: Option<Pauses>,
-    /// Whether the source has ended by itself. It may be found after that that the lease was lost.
+    /// Whether the source has ended by itself. Then a loss that the release finds changes nothing.
     has_ended: bool,
 }
 

@@ -136,7 +136,7 @@ impl WorkLock {
         matches!(self.state, LockState::Releasing { .. })
     }
 
-    /// Waits for the lock, and tells nobody: the work begins at the next poll.
+    /// Waits for the lock, and does not begin the work. The next poll of the work begins it, or returns the error.
     pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_acquiring()
             && let Err(error) = ready!(self.poll_acquire(cx))

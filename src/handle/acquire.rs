@@ -89,8 +89,8 @@ impl Acquiring {
         }
     }
 
-    /// Whether it waits for others, which have the key, or for the store. If it was polled before it was to
-    /// [hear](Self::hear_of_others) of that, it may.
+    /// Whether it waits for others, which have the key, or for a store that has failed. True also if that is not known,
+    /// since it was polled before [`hear_of_others`](Self::hear_of_others).
     pub(crate) fn waits_for_others(&self) -> bool {
         match &self.stage {
             Stage::Unpolled | Stage::Done => false,
