@@ -51,7 +51,7 @@ fn told_of(events: &[LockEvent]) -> usize {
 
 /// The lease of the one that computes, and that of another task, which only sleeps. It computes right after an answer of
 /// the store, so it has the thread that looks after timers and the network.
-pub(crate) fn work_that_computes_keeps_every_lease<W: World>(w: &W) {
+pub(crate) fn work_that_computes_keeps_every_lease(w: &dyn World) {
     thread::scope(|scope| {
         for threads in [0, 1, 2, 8] {
             scope.spawn(move || work_computes_on(w, threads));
@@ -59,7 +59,7 @@ pub(crate) fn work_that_computes_keeps_every_lease<W: World>(w: &W) {
     });
 }
 
-fn work_computes_on<W: World>(w: &W, threads: usize) {
+fn work_computes_on(w: &dyn World, threads: usize) {
     let (aside, key) = (format!("bystander {threads}"), format!("k {threads}"));
     runtime(threads).block_on(async {
         let registry = w.registry().await;
@@ -88,7 +88,7 @@ fn work_computes_on<W: World>(w: &W, threads: usize) {
 }
 
 /// One event each time, however long it lasts. What follows on the runtime finds the connection as it was.
-pub(crate) fn a_busy_runtime_is_told_of_once_each_time<W: World>(w: &W) {
+pub(crate) fn a_busy_runtime_is_told_of_once_each_time(w: &dyn World) {
     runtime(0).block_on(async {
         let registry = w.registry().await;
         let mut events = registry.events();
@@ -108,7 +108,7 @@ pub(crate) fn a_busy_runtime_is_told_of_once_each_time<W: World>(w: &W) {
 }
 
 /// While it is busy nobody else notices anything of a connection that breaks.
-pub(crate) fn an_outage_while_the_runtime_is_busy_is_outlasted<W: World>(w: &W) {
+pub(crate) fn an_outage_while_the_runtime_is_busy_is_outlasted(w: &dyn World) {
     runtime(0).block_on(async {
         let registry = w.registry().await;
         let lock = registry.obtain("k").ttl(2 * TTL);
@@ -124,7 +124,7 @@ pub(crate) fn an_outage_while_the_runtime_is_busy_is_outlasted<W: World>(w: &W) 
 }
 
 /// There is one truth about a lease: whoever computes can look.
-pub(crate) fn a_loss_while_the_runtime_is_busy_is_seen_there<W: World>(w: &W) {
+pub(crate) fn a_loss_while_the_runtime_is_busy_is_seen_there(w: &dyn World) {
     runtime(0).block_on(async {
         let registry = w.registry().await;
         let lock = registry.obtain("k").ttl(4 * TTL);
@@ -138,7 +138,7 @@ pub(crate) fn a_loss_while_the_runtime_is_busy_is_seen_there<W: World>(w: &W) {
 }
 
 /// The lease of a caller that does not ask for it ends, and is not renewed by anybody else either.
-pub(crate) fn a_fixed_lease_ends_while_the_runtime_is_busy<W: World>(w: &W) {
+pub(crate) fn a_fixed_lease_ends_while_the_runtime_is_busy(w: &dyn World) {
     runtime(0).block_on(async {
         let registry = w.registry().await;
         let renewed = renewed(&registry, "renewed").lease().await.unwrap();
@@ -159,7 +159,7 @@ pub(crate) fn a_fixed_lease_ends_while_the_runtime_is_busy<W: World>(w: &W) {
 }
 
 /// A deadlock, say, must not keep its locks for ever.
-pub(crate) fn a_runtime_that_stays_busy_loses_its_leases_in_the_end<W: World>(w: &W) {
+pub(crate) fn a_runtime_that_stays_busy_loses_its_leases_in_the_end(w: &dyn World) {
     runtime(0).block_on(async {
         let builder = w.builder().await.renew_while_busy(2 * TTL);
         let registry = builder.build().unwrap();
@@ -180,7 +180,7 @@ pub(crate) fn a_runtime_that_stays_busy_loses_its_leases_in_the_end<W: World>(w:
     });
 }
 
-pub(crate) fn without_a_heartbeat_a_busy_runtime_loses_its_leases<W: World>(w: &W) {
+pub(crate) fn without_a_heartbeat_a_busy_runtime_loses_its_leases(w: &dyn World) {
     runtime(0).block_on(async {
         let builder = w.builder().await.renew_while_busy(Duration::ZERO);
         let registry = builder.build().unwrap();
@@ -199,7 +199,7 @@ pub(crate) fn without_a_heartbeat_a_busy_runtime_loses_its_leases<W: World>(w: &
 }
 
 /// A grant that comes meanwhile is taken by nobody, and goes to the next long before the lease would be over.
-pub(crate) fn a_turn_that_comes_while_the_runtime_is_busy_goes_on<W: World>(w: &W) {
+pub(crate) fn a_turn_that_comes_while_the_runtime_is_busy_goes_on(w: &dyn World) {
     runtime(0).block_on(async {
         let (registry, other) = (w.registry().await, w.registry().await);
         let held = other.obtain("k").lease().await.unwrap();
@@ -226,7 +226,7 @@ pub(crate) fn a_turn_that_comes_while_the_runtime_is_busy_goes_on<W: World>(w: &
 }
 
 /// The threads of a runtime that is shut down may go on with what they do.
-pub(crate) fn a_runtime_that_ends_while_it_is_busy_is_left<W: World>(w: &W) {
+pub(crate) fn a_runtime_that_ends_while_it_is_busy_is_left(w: &dyn World) {
     let first = runtime(2);
     let lease = first.block_on(async {
         let registry = w.registry().await;

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
 use crate::support::{Cluster, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, LATE_AT_A_SERVER, World, ms};
+use crate::world::{BOUND, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct OnCluster {
@@ -26,9 +27,6 @@ impl OnCluster {
 }
 
 impl World for OnCluster {
-    const LATE: Duration = LATE_AT_A_SERVER;
-    const PAUSED: bool = false;
-
     fn new() -> Self {
         Self {
             cluster: Cluster::behind_proxies(),
@@ -40,20 +38,22 @@ impl World for OnCluster {
         &self.watch
     }
 
-    async fn builder(&self) -> Builder {
-        self.settle(RedisStore::connect(self.cluster.url()).await.unwrap())
+    fn builder(&self) -> BoxFuture<'_, Builder> {
+        Box::pin(async { self.settle(RedisStore::connect(self.cluster.url()).await.unwrap()) })
     }
 
     /// Its lines to all primaries: what is still asked on one of them would be counted as what a case sends.
-    async fn registry(&self) -> LockRegistry {
-        let registry = self.builder().await.build().unwrap();
-        for home in 0..3 {
-            let mut keys = (0..).map(|number| format!("anything {number}"));
-            let key = keys.find(|key| self.cluster.home(&format!("lock:{key}")) == home);
-            let lock = registry.obtain(key.expect("names lie everywhere"));
-            lock.inspect().await.unwrap();
-        }
-        registry
+    fn registry(&self) -> BoxFuture<'_, LockRegistry> {
+        Box::pin(async {
+            let registry = self.builder().await.build().unwrap();
+            for home in 0..3 {
+                let mut keys = (0..).map(|number| format!("anything {number}"));
+                let key = keys.find(|key| self.cluster.home(&format!("lock:{key}")) == home);
+                let lock = registry.obtain(key.expect("names lie everywhere"));
+                lock.inspect().await.unwrap();
+            }
+            registry
+        })
     }
 
     fn lazy_builder(&self) -> Builder {

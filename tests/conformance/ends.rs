@@ -22,7 +22,7 @@ fn kept(lock: Lock, ttl: u64) -> Lock {
 }
 
 /// Whichever way the work ends, the key stays until the ttl is over, and nobody has to wait for that but who wants it.
-pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
+pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over(w: &dyn World) {
     w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
@@ -56,7 +56,7 @@ pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
         assert!(is_held(&other).await, "way {way}");
         assert!(!other.acquire_within(ms(200)).await.unwrap(), "way {way}");
         assert!(other.acquire_within(ms(1000)).await.unwrap(), "way {way}");
-        assert_took(begin, ms(598), W::LATE + ms(52));
+        assert_took(begin, ms(598), w.late() + ms(52));
         assert!(other.release().await.unwrap());
         free(&other).await;
     }
@@ -64,7 +64,7 @@ pub(crate) async fn a_kept_key_stays_until_its_ttl_is_over<W: World>(w: &W) {
 }
 
 /// Once a period, however short the work is, and whoever does it.
-pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it<W: World>(w: &W) {
+pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it(w: &dyn World) {
     let [here, there] = w.registries().await;
     let once = |locks: &LockRegistry| {
         let lock = locks.obtain("k").wait(ms(0));
@@ -79,7 +79,7 @@ pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it<W: World>(w: 
     assert!(again.is_none(), "in another");
     let waiter = there.obtain("k");
     assert!(waiter.acquire().await.unwrap());
-    assert_took(begin, ms(598), W::LATE + ms(52));
+    assert_took(begin, ms(598), w.late() + ms(52));
     assert!(waiter.release().await.unwrap());
     // A failed job lets another one try.
     let lock = once(&here);
@@ -89,7 +89,7 @@ pub(crate) async fn a_key_that_is_kept_for_a_time_is_free_after_it<W: World>(w: 
 }
 
 /// Once a week, once a month: it was refused beyond a day.
-pub(crate) async fn a_key_is_kept_for_a_year<W: World>(w: &W) {
+pub(crate) async fn a_key_is_kept_for_a_year(w: &dyn World) {
     const DAY: std::time::Duration = std::time::Duration::from_secs(24 * 60 * 60);
     let [here, there] = w.registries().await;
     let kept = |lock: Lock, time| lock.on_finish(OnFinish::KeepFor(time));
@@ -124,7 +124,7 @@ pub(crate) async fn a_key_is_kept_for_a_year<W: World>(w: &W) {
 }
 
 /// One that lasts longer than the key is to stay is renewed, and released at its end.
-pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: World>(w: &W) {
+pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
     let begin = Instant::now();
@@ -136,7 +136,7 @@ pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: W
     .await
     .unwrap();
     free(&lock).await;
-    assert_took(begin, ms(1200), W::LATE + ms(100));
+    assert_took(begin, ms(1200), w.late() + ms(100));
     for time in [ms(0), ms(9), ms(366 * 86_400_000 + 1)] {
         let lock = here.obtain("k").on_finish(OnFinish::KeepFor(time));
         assert_err!(lock.acquire_once().await, InvalidSetting, "k");
@@ -144,7 +144,7 @@ pub(crate) async fn work_that_lasts_longer_than_its_key_is_kept_releases_it<W: W
 }
 
 /// The lease has its own ttl, and its end sets that of the key: for longer than the ttl, or for less.
-pub(crate) async fn how_long_a_key_is_kept_is_not_how_long_a_lease_lasts<W: World>(w: &W) {
+pub(crate) async fn how_long_a_key_is_kept_is_not_how_long_a_lease_lasts(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
     for (ttl, time) in [(ms(700), ms(1500)), (ms(20_000), ms(600))] {
@@ -152,27 +152,27 @@ pub(crate) async fn how_long_a_key_is_kept_is_not_how_long_a_lease_lasts<W: Worl
         let lock = lock.on_finish(OnFinish::KeepFor(time));
         let begin = Instant::now();
         let lease = lock.lease().await.unwrap();
-        assert!(lease.deadline() <= begin + ttl + W::LATE);
+        assert!(lease.deadline() <= begin + ttl + w.late());
         let left = other.inspect().await.unwrap().remaining().unwrap();
         assert!(left <= ttl + ms(2), "{left:?}");
         lease.finish().await.unwrap();
         let seen = other.inspect().await.unwrap();
         let left = seen.remaining().unwrap();
         assert!(
-            left <= time + ms(2) && left + W::LATE >= time - ms(50),
+            left <= time + ms(2) && left + w.late() >= time - ms(50),
             "{left:?}"
         );
         let owner = seen.owner().unwrap();
         assert!(owner.contains("+kept:"), "{owner}");
         assert!(other.acquire().await.unwrap());
-        assert_took(begin, time - ms(2), W::LATE + ms(52));
+        assert_took(begin, time - ms(2), w.late() + ms(52));
         assert!(other.release().await.unwrap());
         free(&other).await;
     }
 }
 
 /// Others have heard of the end of the lease. When that is moved, they are told.
-pub(crate) async fn who_waits_gets_a_kept_key_when_its_time_is_over<W: World>(w: &W) {
+pub(crate) async fn who_waits_gets_a_kept_key_when_its_time_is_over(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(600)));
     let begin = Instant::now();
@@ -185,14 +185,14 @@ pub(crate) async fn who_waits_gets_a_kept_key_when_its_time_is_over<W: World>(w:
     assert!(poll_once(&mut here_in_line).await.is_none());
     lease.finish().await.unwrap();
     assert!(in_line.await.unwrap());
-    assert_took(begin, ms(598), W::LATE + ms(102));
+    assert_took(begin, ms(598), w.late() + ms(102));
     assert!(waiter.release().await.unwrap());
     assert!(here_in_line.await.unwrap());
     assert!(local.release().await.unwrap());
 }
 
 /// Whatever becomes of work that does not succeed: the key is free.
-pub(crate) async fn only_work_that_succeeds_keeps_its_key<W: World>(w: &W) {
+pub(crate) async fn only_work_that_succeeds_keeps_its_key(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
     let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
@@ -238,13 +238,13 @@ pub(crate) async fn only_work_that_succeeds_keeps_its_key<W: World>(w: &W) {
     );
     assert!(is_held(&other).await);
     assert!(other.acquire().await.unwrap());
-    assert_took(begin, ms(498), W::LATE + ms(52));
+    assert_took(begin, ms(498), w.late() + ms(52));
     assert!(other.release().await.unwrap());
     free(&other).await;
 }
 
 /// A nested lock has the `on_finish` of the lock around it, whichever of the two ends last, and whatever it asks itself.
-pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds<W: World>(w: &W) {
+pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
     let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
@@ -267,7 +267,7 @@ pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds<W: Wor
         if succeeds && !releases {
             assert!(is_held(&other).await);
             assert!(other.acquire().await.unwrap());
-            assert_took(begin, ms(498), W::LATE + ms(52));
+            assert_took(begin, ms(498), w.late() + ms(52));
             assert!(other.release().await.unwrap());
         }
         free(&other).await;
@@ -275,7 +275,7 @@ pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds<W: Wor
 }
 
 /// Each of its keys is kept from the moment on at which all are had.
-pub(crate) async fn each_key_of_a_group_is_kept<W: World>(w: &W) {
+pub(crate) async fn each_key_of_a_group_is_kept(w: &dyn World) {
     let [here, there] = w.registries().await;
     let blocker = there.obtain("b").lease().await.unwrap();
     let group = here
@@ -294,13 +294,13 @@ pub(crate) async fn each_key_of_a_group_is_kept<W: World>(w: &W) {
     }
     for other in &others {
         assert!(other.acquire_within(ms(5000)).await.unwrap());
-        assert_took(begin, ms(780), W::LATE + ms(152));
+        assert_took(begin, ms(780), w.late() + ms(152));
         assert!(other.release().await.unwrap());
     }
 }
 
 /// In the same process too: there is no pass, and no place in the queue before others.
-pub(crate) async fn who_waits_here_gets_a_kept_key_no_sooner<W: World>(w: &W) {
+pub(crate) async fn who_waits_here_gets_a_kept_key_no_sooner(w: &dyn World) {
     let registry = w.registry().await;
     let lock = kept(registry.obtain("k"), 600);
     let begin = Instant::now();
@@ -311,12 +311,12 @@ pub(crate) async fn who_waits_here_gets_a_kept_key_no_sooner<W: World>(w: &W) {
     drop(lease);
     assert!(!registry.obtain("k").acquire_once().await.unwrap());
     assert!(in_line.await.unwrap());
-    assert_took(begin, ms(598), W::LATE + ms(52));
+    assert_took(begin, ms(598), w.late() + ms(52));
     assert!(waiter.release().await.unwrap());
 }
 
 /// Nothing is sent at the end: a combinator is done when its work is, however slow the store.
-pub(crate) async fn the_end_of_a_kept_lease_waits_for_nothing<W: World>(w: &W) {
+pub(crate) async fn the_end_of_a_kept_lease_waits_for_nothing(w: &dyn World) {
     let registry = w.registry().await;
     // A lease that is shorter than its ttl by 5 % because of the latency would be renewed at once.
     let lock = kept(registry.obtain("k"), 8000);
@@ -340,7 +340,7 @@ pub(crate) async fn the_end_of_a_kept_lease_waits_for_nothing<W: World>(w: &W) {
 }
 
 /// A job that failed gives its turn back: a release is an explicit wish.
-pub(crate) async fn what_was_to_stay_can_be_released<W: World>(w: &W) {
+pub(crate) async fn what_was_to_stay_can_be_released(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = kept(here.obtain("k"), 2000);
     lock.lease().await.unwrap().release().await.unwrap();
@@ -353,7 +353,7 @@ pub(crate) async fn what_was_to_stay_can_be_released<W: World>(w: &W) {
 }
 
 /// The watchdog ends with the lease: one whole ttl after its last renewal the key is free.
-pub(crate) async fn nothing_prolongs_what_is_kept<W: World>(w: &W) {
+pub(crate) async fn nothing_prolongs_what_is_kept(w: &dyn World) {
     let registry = w.registry().await;
     let lock = kept(registry.obtain("k"), 450).renewal(Renewal::watchdog());
     let lease = lock.lease().await.unwrap();
@@ -370,11 +370,11 @@ pub(crate) async fn nothing_prolongs_what_is_kept<W: World>(w: &W) {
         sleep(ms(10)).await;
     }
     free(&lock).await;
-    assert!(begin.elapsed() <= ms(450) + W::LATE);
+    assert!(begin.elapsed() <= ms(450) + w.late());
 }
 
 /// A shutdown frees what is to be freed, and leaves what is to stay.
-pub(crate) async fn a_shutdown_leaves_what_is_to_stay<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_leaves_what_is_to_stay(w: &dyn World) {
     let [here, there] = w.registries().await;
     let stays = kept(here.obtain("stays"), 1000);
     let lease = stays.lease().await.unwrap();
@@ -396,7 +396,7 @@ pub(crate) async fn a_shutdown_leaves_what_is_to_stay<W: World>(w: &W) {
     assert!(begin.elapsed() >= ms(900));
 }
 
-pub(crate) async fn a_lease_is_extended<W: World>(w: &W) {
+pub(crate) async fn a_lease_is_extended(w: &dyn World) {
     w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(500));
@@ -412,7 +412,7 @@ pub(crate) async fn a_lease_is_extended<W: World>(w: &W) {
     assert!(!other.acquire_within(ms(1000)).await.unwrap());
     assert!(lease.is_valid());
     assert!(lease.lost().await.is_lost());
-    assert_took(begin, ms(1483), W::LATE);
+    assert_took(begin, ms(1483), w.late());
 
     let renewed = here.obtain("k").ttl(ms(600)).renewal(Renewal::watchdog());
     let lease = renewed.lease().await.unwrap();
@@ -424,7 +424,7 @@ pub(crate) async fn a_lease_is_extended<W: World>(w: &W) {
     free(&other).await;
 }
 
-pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
+pub(crate) async fn what_cannot_be_extended_says_so(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(500));
     let lease = lock.lease().await.unwrap();
@@ -451,7 +451,7 @@ pub(crate) async fn what_cannot_be_extended_says_so<W: World>(w: &W) {
     assert_err!(lease.extend(ms(2000)).await, Closed, "k");
 }
 
-pub(crate) async fn a_handle_extends_what_it_holds<W: World>(w: &W) {
+pub(crate) async fn a_handle_extends_what_it_holds(w: &dyn World) {
     let registry = w.registry().await;
     let cases = [registry.obtain("k"), registry.obtain("k").permits(4)];
     for lock in cases {
@@ -477,7 +477,7 @@ pub(crate) async fn a_handle_extends_what_it_holds<W: World>(w: &W) {
 }
 
 /// The store is away: told after one response time-out, and the wish stands.
-pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
+pub(crate) async fn an_extension_outlasts_an_outage(w: &dyn World) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     connected(&registry).await;
     let lock = registry.obtain("k").ttl(ms(2500));
@@ -487,7 +487,7 @@ pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
     let mut other = lease.extend(ms(3500));
     assert!(poll_once(&mut other).await.is_none());
     assert_err!(lease.extend(ms(4000)).await, Store, "k");
-    assert_took(begin, ms(300), W::LATE);
+    assert_took(begin, ms(300), w.late());
     drop(other);
     w.set_offline(false);
     eventually("the wish is met", async || {
@@ -500,7 +500,7 @@ pub(crate) async fn an_extension_outlasts_an_outage<W: World>(w: &W) {
 }
 
 /// Another process goes on with it: under a greater token, and with the ttl of its own registry.
-pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
+pub(crate) async fn a_lease_goes_from_process_to_process(w: &dyn World) {
     w.leases_last(ms(300));
     let here = w.registry().await;
     let there = w.builder().await.ttl(ms(5_000)).build().unwrap();
@@ -537,7 +537,7 @@ pub(crate) async fn a_lease_goes_from_process_to_process<W: World>(w: &W) {
 }
 
 /// It was told as lost, though it is held: by whoever asks.
-pub(crate) async fn what_is_held_here_cannot_be_adopted<W: World>(w: &W) {
+pub(crate) async fn what_is_held_here_cannot_be_adopted(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lease = here.obtain("k").lease().await.unwrap();
     let text = format!("lockstream-lease-1 {} 64 0 k", lease.owner().unwrap());
@@ -558,7 +558,7 @@ pub(crate) async fn what_is_held_here_cannot_be_adopted<W: World>(w: &W) {
 }
 
 /// The registry that left it may take it up again.
-pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
+pub(crate) async fn a_registry_adopts_what_it_left(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let mut last = 0;
@@ -578,7 +578,7 @@ pub(crate) async fn a_registry_adopts_what_it_left<W: World>(w: &W) {
 }
 
 /// What has run out, what was lost before it was detached, what lies under another prefix, what somebody else has.
-pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
+pub(crate) async fn what_is_not_there_cannot_be_adopted(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(300));
     let detached = lock.lease().await.unwrap().detach().unwrap();
@@ -601,7 +601,7 @@ pub(crate) async fn what_is_not_there_cannot_be_adopted<W: World>(w: &W) {
 }
 
 /// It was left as a line of text that nobody could adopt. Its holder learns why, and has its lease back.
-pub(crate) async fn a_lost_lease_is_not_detached<W: World>(w: &W) {
+pub(crate) async fn a_lost_lease_is_not_detached(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(300));
     let lease = lock.lease().await.unwrap();
@@ -620,7 +620,7 @@ pub(crate) async fn a_lost_lease_is_not_detached<W: World>(w: &W) {
 }
 
 /// Of many that want it one gets it, and the others are told.
-pub(crate) async fn of_many_that_adopt_one_is_served<W: World>(w: &W) {
+pub(crate) async fn of_many_that_adopt_one_is_served(w: &dyn World) {
     let registries: [_; 4] = w.registries().await;
     for _ in 0..5 {
         let lease = registries[0].obtain("k").lease().await.unwrap();
@@ -643,7 +643,7 @@ pub(crate) async fn of_many_that_adopt_one_is_served<W: World>(w: &W) {
 }
 
 /// The process goes on waiting for the key whose lease it adopts, or could not.
-pub(crate) async fn who_waits_here_waits_on_behind_an_adoption<W: World>(w: &W) {
+pub(crate) async fn who_waits_here_waits_on_behind_an_adoption(w: &dyn World) {
     let [here, there] = w.registries().await;
     let detached = there.obtain("k").lease().await.unwrap().detach().unwrap();
     let waiter = here.obtain("k");
@@ -659,7 +659,7 @@ pub(crate) async fn who_waits_here_waits_on_behind_an_adoption<W: World>(w: &W) 
 }
 
 /// An adopted lease is renewed as those of its registry are, unless its adopter says otherwise.
-pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
+pub(crate) async fn an_adopted_lease_is_renewed(w: &dyn World) {
     let here = w.registry().await;
     let builder = w.builder().await.ttl(ms(500));
     let there = builder.renewal(Renewal::watchdog()).build().unwrap();
@@ -690,7 +690,7 @@ pub(crate) async fn an_adopted_lease_is_renewed<W: World>(w: &W) {
 }
 
 /// A store that is away is no loss: told as such, and the lease can be adopted when it is back.
-pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
+pub(crate) async fn an_outage_does_not_lose_what_is_detached(w: &dyn World) {
     let here = w.registry().await;
     let there = w.builder().await.response_timeout(ms(300)).build().unwrap();
     connected(&there).await;
@@ -699,7 +699,7 @@ pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
     w.set_offline(true);
     let begin = Instant::now();
     assert_err!(there.adopt(detached.clone()).await, Store, "k");
-    assert!(begin.elapsed() <= ms(300) + W::LATE);
+    assert!(begin.elapsed() <= ms(300) + w.late());
     w.set_offline(false);
     let mut adopted = None;
     eventually("the store is back", async || {
@@ -716,7 +716,7 @@ pub(crate) async fn an_outage_does_not_lose_what_is_detached<W: World>(w: &W) {
 }
 
 /// What is wrong is told before anything is sent; and after the end of the registry nothing is.
-pub(crate) async fn adoptions_that_cannot_be<W: World>(w: &W) {
+pub(crate) async fn adoptions_that_cannot_be(w: &dyn World) {
     let registry = w.registry().await;
     let commands = w.commands();
     let needs_a_tag: DetachedLease = "lockstream-lease-1 ab:1 64 1 a}b".parse().unwrap();
@@ -746,7 +746,7 @@ pub(crate) async fn adoptions_that_cannot_be<W: World>(w: &W) {
 }
 
 /// Two in the hands of nobody at once: a lease that is handed on again and again is held by one at a time.
-pub(crate) async fn handed_round_tokens_grow<W: World>(w: &W) {
+pub(crate) async fn handed_round_tokens_grow(w: &dyn World) {
     let registries: [_; 3] = w.registries().await;
     let mut lease = registries[0].obtain("k").lease().await.unwrap();
     for round in 1..60 {

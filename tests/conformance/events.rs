@@ -30,7 +30,7 @@ fn waiter(event: &LockEvent) -> u64 {
     }
 }
 
-pub(crate) async fn a_lease_is_told_from_its_wait_to_its_end<W: World>(w: &W) {
+pub(crate) async fn a_lease_is_told_from_its_wait_to_its_end(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lease = registry.obtain("k").lease().await.unwrap();
@@ -45,8 +45,8 @@ pub(crate) async fn a_lease_is_told_from_its_wait_to_its_end<W: World>(w: &W) {
         [(k, None), (k, Some(token)), (k, Some(token))]
     );
     assert_eq!(waiter(&told[0]), waiter(&told[1]));
-    assert_time(&told[1], ms(0), W::LATE);
-    assert_time(&told[2], ms(300), W::LATE);
+    assert_time(&told[1], ms(0), w.late());
+    assert_time(&told[2], ms(300), w.late());
 
     // Who does not ask before hears nothing of it.
     let mut late = registry.events();
@@ -60,7 +60,7 @@ pub(crate) async fn a_lease_is_told_from_its_wait_to_its_end<W: World>(w: &W) {
 }
 
 /// Its time over, dropped half-way, or refused at once: each wait is told with its time, and ends once.
-pub(crate) async fn waits_that_end_with_nothing_are_told<W: World>(w: &W) {
+pub(crate) async fn waits_that_end_with_nothing_are_told(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = there.obtain("k").lease().await.unwrap();
     let mut events = here.events();
@@ -76,7 +76,7 @@ pub(crate) async fn waits_that_end_with_nothing_are_told<W: World>(w: &W) {
     let twice = ["waiting", "gave up"];
     assert_names(&told, &[twice, twice, twice].concat());
     for (event, expected) in [(&told[1], 200), (&told[3], 0), (&told[5], 100)] {
-        assert_time(event, ms(expected), W::LATE);
+        assert_time(event, ms(expected), w.late());
     }
 
     // And one that ends well.
@@ -88,12 +88,12 @@ pub(crate) async fn waits_that_end_with_nothing_are_told<W: World>(w: &W) {
     assert!(acquired.unwrap());
     let told = told_so_far(&mut events).await;
     assert_names(&told, &["waiting", "acquired"]);
-    assert_time(&told[1], ms(150), W::LATE);
+    assert_time(&told[1], ms(150), w.late());
     assert!(lock.release().await.unwrap());
 }
 
 /// W4: a turn that is not taken is given on. Its waiter is waiting still, and is not told to begin once more.
-pub(crate) async fn a_turn_lost_does_not_end_a_wait<W: World>(w: &W) {
+pub(crate) async fn a_turn_lost_does_not_end_a_wait(w: &dyn World) {
     let [holder, sleeper] = w.registries().await;
     let mut events = sleeper.events();
     let lock = sleeper.obtain("k").ttl(ms(600));
@@ -136,7 +136,7 @@ pub(crate) async fn a_turn_lost_does_not_end_a_wait<W: World>(w: &W) {
     );
 }
 
-pub(crate) async fn passes_are_told<W: World>(w: &W) {
+pub(crate) async fn passes_are_told(w: &dyn World) {
     let registry = w.builder().await.local_span(ms(8000)).build().unwrap();
     let first = registry.obtain("k").lease().await.unwrap();
     let mut events = registry.events();
@@ -164,7 +164,7 @@ pub(crate) async fn passes_are_told<W: World>(w: &W) {
     assert_eq!(tokens, later);
 }
 
-pub(crate) async fn renewals_are_told_and_the_last_is<W: World>(w: &W) {
+pub(crate) async fn renewals_are_told_and_the_last_is(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let twice = Renewal::watchdog().max_renewals(2);
@@ -195,18 +195,18 @@ pub(crate) async fn renewals_are_told_and_the_last_is<W: World>(w: &W) {
     // Each a third of the ttl later.
     for pair in deadlines.windows(2) {
         let later = pair[1] - pair[0];
-        assert!(later >= ms(199) && later <= ms(201) + W::LATE, "{later:?}");
+        assert!(later >= ms(199) && later <= ms(201) + w.late(), "{later:?}");
     }
     let last = told.iter().find_map(|event| match event {
         LockEvent::LastRenewal { deadline, .. } => Some(*deadline),
         _ => None,
     });
     assert_eq!(last, deadlines.last().copied());
-    assert_time(&told[5], ms(400 + 592) - time_of(&told[1]), W::LATE);
+    assert_time(&told[5], ms(400 + 592) - time_of(&told[1]), w.late());
 }
 
 /// The answer to a renewal is lost on its way: that changes nothing, and is told.
-pub(crate) async fn a_renewal_without_an_answer_is_told<W: World>(w: &W) {
+pub(crate) async fn a_renewal_without_an_answer_is_told(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(3000));
     let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
@@ -236,7 +236,7 @@ fn but_renewals(told: Vec<LockEvent>) -> Vec<LockEvent> {
         .collect()
 }
 
-pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart<W: World>(w: &W) {
+pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lock = registry.obtain("k").ttl(ms(500)).renewal(Renewal::off());
@@ -244,7 +244,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart<W: World>(w: &W) {
     assert!(lost.unwrap_err().is_lost());
     let told = but_renewals(told_so_far(&mut events).await);
     assert_names(&told, &["waiting", "acquired", "lost"]);
-    assert_time(&told[2], ms(493) - time_of(&told[1]), W::LATE);
+    assert_time(&told[2], ms(493) - time_of(&told[1]), w.late());
 
     free(&lock).await;
     // These end long before their deadline.
@@ -255,7 +255,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart<W: World>(w: &W) {
     assert!(lease.release().await.unwrap_err().is_lost());
     let told = but_renewals(told_so_far(&mut events).await);
     assert_names(&told, &["waiting", "acquired", "lost"]);
-    assert_time(&told[2], ms(100), W::LATE);
+    assert_time(&told[2], ms(100), w.late());
 
     let lease = lock.lease().await.unwrap();
     w.set_offline(true);
@@ -263,11 +263,11 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart<W: World>(w: &W) {
     lease.release().await.unwrap_err();
     let told = but_renewals(told_so_far(&mut events).await);
     assert_names(&told, &["waiting", "acquired", "store down", "unreleased"]);
-    assert_time(&told[3], ms(100), W::LATE);
+    assert_time(&told[3], ms(100), w.late());
     w.set_offline(false);
 }
 
-pub(crate) async fn a_full_queue_is_told<W: World>(w: &W) {
+pub(crate) async fn a_full_queue_is_told(w: &dyn World) {
     let holder = w.registry().await;
     let registry = w.builder().await.max_waiters(1).build().unwrap();
     let _held = holder.obtain("k").lease().await.unwrap();
@@ -288,7 +288,7 @@ pub(crate) async fn a_full_queue_is_told<W: World>(w: &W) {
     assert_eq!(waiter(&told[3]), waiter(&told[0]));
 }
 
-pub(crate) async fn a_handle_dropped_while_it_holds_is_told<W: World>(w: &W) {
+pub(crate) async fn a_handle_dropped_while_it_holds_is_told(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lock = registry.obtain("k");
@@ -307,7 +307,7 @@ pub(crate) async fn a_handle_dropped_while_it_holds_is_told<W: World>(w: &W) {
 }
 
 /// Once an outage, however often it is tried again, and however many ask meanwhile.
-pub(crate) async fn an_outage_is_told_once<W: World>(w: &W) {
+pub(crate) async fn an_outage_is_told_once(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lock = registry.obtain("k");
@@ -331,7 +331,7 @@ pub(crate) async fn an_outage_is_told_once<W: World>(w: &W) {
 }
 
 /// Waiters and leases end, then the stream does: what comes after that is told to nobody.
-pub(crate) async fn a_shutdown_is_told_and_ends_it<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_is_told_and_ends_it(w: &dyn World) {
     let [here, there] = w.registries().await;
     let _held = there.obtain("other").lease().await.unwrap();
     let mut events = here.events();
@@ -349,7 +349,7 @@ pub(crate) async fn a_shutdown_is_told_and_ends_it<W: World>(w: &W) {
     assert_eq!(closed.token(), Some(lease.token()));
     assert_eq!(waiter(gave_up), waiter(&told[2]));
     for event in [closed, gave_up] {
-        assert_time(event, ms(200), W::LATE);
+        assert_time(event, ms(200), w.late());
     }
     crate::assert_err!(in_line.await, Closed, "other");
     crate::assert_err!(here.obtain("k").acquire().await, Closed, "k");
@@ -358,7 +358,7 @@ pub(crate) async fn a_shutdown_is_told_and_ends_it<W: World>(w: &W) {
 }
 
 /// A shutdown that was begun goes on when nobody awaits it, and so the stream ends, too.
-pub(crate) async fn a_shutdown_that_nobody_awaits_ends_it<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_that_nobody_awaits_ends_it(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lease = registry.obtain("k").lease().await.unwrap();
@@ -379,7 +379,7 @@ pub(crate) async fn a_shutdown_that_nobody_awaits_ends_it<W: World>(w: &W) {
 
 /// A reader keeps no registry at work: when the last handle has gone it hears the end of what is under way, and then
 /// that it was all.
-pub(crate) async fn events_end_with_their_registry<W: World>(w: &W) {
+pub(crate) async fn events_end_with_their_registry(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lease = registry.obtain("k").lease().await.unwrap();
@@ -399,7 +399,7 @@ pub(crate) async fn events_end_with_their_registry<W: World>(w: &W) {
 }
 
 /// Each reader goes its own way: one that does not come is told how many events it has missed, and gets the last 1,024.
-pub(crate) async fn a_slow_reader_is_told_how_many_it_missed<W: World>(w: &W) {
+pub(crate) async fn a_slow_reader_is_told_how_many_it_missed(w: &dyn World) {
     const PAIRS: usize = 400;
     let registry = w.registry().await;
     let (mut slow, mut fast) = (registry.events(), registry.events());
@@ -429,7 +429,7 @@ pub(crate) async fn a_slow_reader_is_told_how_many_it_missed<W: World>(w: &W) {
 
 /// Thirty tasks on all threads of the runtime, and a reader that is woken for what comes: it misses nothing, and nothing
 /// is out of order.
-pub(crate) async fn a_reader_is_woken_for_everything_in_order<W: World>(w: &W) {
+pub(crate) async fn a_reader_is_woken_for_everything_in_order(w: &dyn World) {
     let registry = w.registry().await;
     let began = Instant::now();
     let reads = tokio::spawn(registry.events().collect::<Vec<_>>());
@@ -455,7 +455,7 @@ pub(crate) async fn a_reader_is_woken_for_everything_in_order<W: World>(w: &W) {
     assert_eq!(acquired.count(), 150);
 }
 
-pub(crate) async fn a_snapshot_shows_what_is_held_and_waited_for<W: World>(w: &W) {
+pub(crate) async fn a_snapshot_shows_what_is_held_and_waited_for(w: &dyn World) {
     let [here, there] = w.registries().await;
     assert!(here.snapshot().keys.is_empty());
     let began = Instant::now();
@@ -480,7 +480,7 @@ pub(crate) async fn a_snapshot_shows_what_is_held_and_waited_for<W: World>(w: &W
     let since = |since: Instant, after: u64| {
         let late = since.duration_since(began);
         assert!(
-            late + ms(2) >= ms(after) && late <= ms(after) + W::LATE,
+            late + ms(2) >= ms(after) && late <= ms(after) + w.late(),
             "{late:?}"
         );
     };
@@ -498,7 +498,7 @@ pub(crate) async fn a_snapshot_shows_what_is_held_and_waited_for<W: World>(w: &W
 }
 
 /// What all processes told, but for the store.
-async fn told_by_all<W: World>(w: &W) -> Vec<Vec<LockEvent>> {
+async fn told_by_all(w: &dyn World) -> Vec<Vec<LockEvent>> {
     let mut all = w.watch().all().await;
     for told in &mut all {
         told.retain(|event| name(event) != "store up");
@@ -506,7 +506,7 @@ async fn told_by_all<W: World>(w: &W) -> Vec<Vec<LockEvent>> {
     all
 }
 
-pub(crate) async fn of_five_that_ask_once<W: World>(w: &W) {
+pub(crate) async fn of_five_that_ask_once(w: &dyn World) {
     scenarios::of_five_that_ask_once_one_gets_it(w).await;
     let mut all = told_by_all(w).await;
     all.sort_by_key(Vec::len);
@@ -515,20 +515,20 @@ pub(crate) async fn of_five_that_ask_once<W: World>(w: &W) {
     assert_eq!(losers.len(), 4);
     for loser in losers {
         assert_names(loser, &["waiting", "gave up"]);
-        assert_time(&loser[1], ms(0), W::LATE);
+        assert_time(&loser[1], ms(0), w.late());
     }
 }
 
-pub(crate) async fn three_that_wait<W: World>(w: &W) {
+pub(crate) async fn three_that_wait(w: &dyn World) {
     scenarios::three_that_wait_take_turns(w).await;
     let mut all = told_by_all(w).await;
     for told in &all {
         assert_names(told, &["waiting", "acquired", "released"]);
-        assert_time(&told[2], ms(2000), W::LATE);
+        assert_time(&told[2], ms(2000), w.late());
     }
     all.sort_by_key(|told| time_of(&told[1]));
     for (turn, told) in (0..).zip(&all) {
-        assert_time(&told[1], turn * ms(2000), (turn + 1) * W::LATE);
+        assert_time(&told[1], turn * ms(2000), (turn + 1) * w.late());
     }
     assert!(
         all.windows(2)
@@ -536,7 +536,7 @@ pub(crate) async fn three_that_wait<W: World>(w: &W) {
     );
 }
 
-pub(crate) async fn three_of_which_one_waits_too_short<W: World>(w: &W) {
+pub(crate) async fn three_of_which_one_waits_too_short(w: &dyn World) {
     scenarios::of_three_that_wait_too_short_one_is_refused(w).await;
     let mut all = told_by_all(w).await;
     all.sort_by_key(|told| time_of(&told[1]));
@@ -545,8 +545,8 @@ pub(crate) async fn three_of_which_one_waits_too_short<W: World>(w: &W) {
     };
     for (told, waited) in [(first, 0), (second, 2000)] {
         assert_names(told, &["waiting", "acquired", "released"]);
-        assert_time(&told[1], ms(waited), 2 * W::LATE);
+        assert_time(&told[1], ms(waited), 2 * w.late());
     }
     assert_names(refused, &["waiting", "gave up"]);
-    assert_time(&refused[1], ms(3000), W::LATE);
+    assert_time(&refused[1], ms(3000), w.late());
 }

@@ -26,7 +26,7 @@ impl Counter {
     }
 }
 
-pub(crate) async fn a_hundred_tasks_in_eight_processes_never_meet<W: World>(w: &W) {
+pub(crate) async fn a_hundred_tasks_in_eight_processes_never_meet(w: &dyn World) {
     const TURNS: u64 = 10;
     let registries: [_; 8] = w.registries().await;
     let counter = Arc::new(Counter::default());
@@ -58,7 +58,7 @@ pub(crate) async fn a_hundred_tasks_in_eight_processes_never_meet<W: World>(w: &
 }
 
 /// Everybody gives up, is dropped or takes over all the time, and still nobody meets another.
-pub(crate) async fn comings_and_goings_break_nothing<W: World>(w: &W) {
+pub(crate) async fn comings_and_goings_break_nothing(w: &dyn World) {
     let registries: [_; 4] = w.registries().await;
     let counter = Arc::new(Counter::default());
     let tasks = (0..40_u64).map(|n| {
@@ -124,13 +124,14 @@ fn chance(seed: &mut u64, most: u64) -> u64 {
 }
 
 /// One turn of somebody who does whatever can be done with a lock. `brief`: so long what it leaves behind stays.
-async fn any_turn<W: World>(
+async fn any_turn(
+    w: &dyn World,
     lock: Lock,
     there: &LockRegistry,
     floor: &Floor,
     seed: &mut u64,
 ) -> Result<(), LockError> {
-    let brief = lock.clone().ttl(W::BRIEF);
+    let brief = lock.clone().ttl(w.brief());
     let nested = lock.clone().reentrant();
     let pause = ms(chance(seed, 4));
     let kind = chance(seed, 11);
@@ -184,7 +185,12 @@ async fn any_turn<W: World>(
                 yield_now().await;
             } else {
                 if futures::poll!(&mut adopt).is_pending() {
-                    sleep(if W::PAUSED { pause * 250 } else { pause * 20 }).await;
+                    sleep(if w.is_paused() {
+                        pause * 250
+                    } else {
+                        pause * 20
+                    })
+                    .await;
                     if kind == 5 {
                         drop(adopt.await?);
                     }
@@ -226,8 +232,8 @@ async fn any_turn<W: World>(
 
 /// Shared, extended, detached, adopted, kept, led, passed and dropped, in three processes of which one lets few wait and
 /// one is shut down under way: nobody meets another, and what was told is in order and complete (`watch.rs`).
-pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
-    w.leases_last(W::BRIEF);
+pub(crate) async fn everything_at_once_breaks_nothing(w: &dyn World) {
+    w.leases_last(w.brief());
     w.set_latency(ms(1));
     let small = w.builder().await.max_waiters(3).build().unwrap();
     let [one, ends] = w.registries().await;
@@ -240,9 +246,9 @@ pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
             let key = (n / 3 + turn) % 2;
             let lock = registries[n % 3].obtain(["a", "b"][key]).wait(ms(700));
             let there = &registries[chance(&mut seed, 3) as usize];
-            let told = any_turn::<W>(lock, there, &floors[key], &mut seed).await;
+            let told = any_turn(w, lock, there, &floors[key], &mut seed).await;
             // The leases are brief, and a machine may be busy: one is over before its release or adoption is answered.
-            if !W::PAUSED
+            if !w.is_paused()
                 && let Err(LockError::Store { source, .. }) = &told
                 && source.to_string() == "no answer in time"
             {
@@ -275,10 +281,10 @@ pub(crate) async fn everything_at_once_breaks_nothing<W: World>(w: &W) {
     }
 }
 
-pub(crate) async fn tokens_grow_over_thousands_of_leases<W: World>(w: &W) {
+pub(crate) async fn tokens_grow_over_thousands_of_leases(w: &dyn World) {
     let registries: [_; 2] = w.registries().await;
     let mut newest = 0;
-    for turn in 0..W::MANY {
+    for turn in 0..w.many() {
         let lease = registries[turn % 2].obtain("k").lease_once().await;
         let lease = lease.unwrap().expect("nobody else wants it");
         assert!(lease.token().get() > newest, "token {turn} does not grow");
@@ -292,7 +298,7 @@ pub(crate) async fn tokens_grow_over_thousands_of_leases<W: World>(w: &W) {
 }
 
 /// Within a tenure, where no draw is made, and over many of them.
-pub(crate) async fn tokens_grow_through_passes<W: World>(w: &W) {
+pub(crate) async fn tokens_grow_through_passes(w: &dyn World) {
     let registry = w.registry().await;
     let newest = AtomicU64::new(0);
     let first = registry.obtain("k").lease().await.unwrap();

@@ -20,7 +20,7 @@ async fn all_free(locks: &LockRegistry, keys: &[&str]) {
     }
 }
 
-pub(crate) async fn a_group_is_one_lease_of_all_its_keys<W: World>(w: &W) {
+pub(crate) async fn a_group_is_one_lease_of_all_its_keys(w: &dyn World) {
     let [here, there] = w.registries().await;
     let group = here.obtain_all(["c", "a", "b", "a"]);
     assert_eq!(group.key(), "a,b,c");
@@ -48,7 +48,7 @@ pub(crate) async fn a_group_is_one_lease_of_all_its_keys<W: World>(w: &W) {
     all_free(&there, &["a", "b", "c"]).await;
 }
 
-pub(crate) async fn everything_that_takes_a_lock_takes_a_group<W: World>(w: &W) {
+pub(crate) async fn everything_that_takes_a_lock_takes_a_group(w: &dyn World) {
     let locks = w.registry().await;
     let group = locks.obtain_all(["a", "b"]);
     assert_eq!(async { 7 }.with_lock(&group).await.unwrap(), 7);
@@ -69,7 +69,7 @@ pub(crate) async fn everything_that_takes_a_lock_takes_a_group<W: World>(w: &W) 
     all_free(&locks, &["a", "b"]).await;
 }
 
-pub(crate) async fn a_group_gets_all_keys_or_none<W: World>(w: &W) {
+pub(crate) async fn a_group_gets_all_keys_or_none(w: &dyn World) {
     let [here, there] = w.registries().await;
     let last = there.obtain("c").lease().await.unwrap();
     let group = here.obtain_all(["a", "b", "c"]);
@@ -77,7 +77,7 @@ pub(crate) async fn a_group_gets_all_keys_or_none<W: World>(w: &W) {
     all_free(&there, &["a", "b"]).await;
     let begin = Instant::now();
     let error = group.lease_within(ms(300)).await.unwrap_err();
-    assert_took(begin, ms(300), W::LATE);
+    assert_took(begin, ms(300), w.late());
     let LockError::NotAcquired { waited, .. } = error else {
         panic!("{error:?}")
     };
@@ -114,7 +114,7 @@ fn last_lock(locks: &LockRegistry) -> Lock {
 }
 
 /// The first wait may be as long as the whole.
-pub(crate) async fn the_keys_share_one_wait<W: World>(w: &W) {
+pub(crate) async fn the_keys_share_one_wait(w: &dyn World) {
     let [here, there] = w.registries().await;
     let first = there.obtain("a").lease().await.unwrap();
     let second = there.obtain("b").lease().await.unwrap();
@@ -126,13 +126,13 @@ pub(crate) async fn the_keys_share_one_wait<W: World>(w: &W) {
     };
     let (group, ()) = tokio::join!(group.lease(), frees);
     assert!(matches!(group, Err(LockError::NotAcquired { .. })));
-    assert_took(begin, ms(800), W::LATE);
+    assert_took(begin, ms(800), w.late());
     second.release().await.unwrap();
     all_free(&here, &["a", "b"]).await;
 }
 
 /// Whatever the keys and their orders are.
-pub(crate) async fn groups_never_wait_for_each_other_in_a_circle<W: World>(w: &W) {
+pub(crate) async fn groups_never_wait_for_each_other_in_a_circle(w: &dyn World) {
     const KEYS: usize = 10;
     let [here, there] = w.registries().await;
     let inside: [AtomicUsize; KEYS] = std::array::from_fn(|_| AtomicUsize::new(0));
@@ -166,9 +166,7 @@ pub(crate) async fn groups_never_wait_for_each_other_in_a_circle<W: World>(w: &W
     timeout(ms(50_000), all).await.unwrap();
 }
 
-pub(crate) async fn a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again<W: World>(
-    w: &W,
-) {
+pub(crate) async fn a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again(w: &dyn World) {
     let [here, there] = w.registries().await;
     let last = there.obtain("c").lease().await.unwrap();
     let group = here.obtain_all(["a", "b", "c"]);
@@ -196,7 +194,7 @@ pub(crate) async fn a_key_that_is_lost_while_the_last_is_waited_for_is_taken_aga
     all_free(&there, &["a", "b", "c"]).await;
 }
 
-pub(crate) async fn the_loss_of_one_key_is_the_loss_of_all<W: World>(w: &W) {
+pub(crate) async fn the_loss_of_one_key_is_the_loss_of_all(w: &dyn World) {
     let [here, there] = w.registries().await;
     let group = here.obtain_all(["a", "b", "c"]);
     let lease = group.lease().await.unwrap();
@@ -222,7 +220,7 @@ pub(crate) async fn the_loss_of_one_key_is_the_loss_of_all<W: World>(w: &W) {
 }
 
 /// Whatever is to become of its keys when it ends as a lease.
-pub(crate) async fn a_group_that_is_dropped_leaves_nothing<W: World>(w: &W) {
+pub(crate) async fn a_group_that_is_dropped_leaves_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     let last = there.obtain("c").lease().await.unwrap();
     let group = here.obtain_all(["a", "b", "c"]);
@@ -247,7 +245,7 @@ pub(crate) async fn a_group_that_is_dropped_leaves_nothing<W: World>(w: &W) {
 }
 
 /// It was granted the last key, and nobody polls it: the keys before that are released, too.
-pub(crate) async fn a_group_that_nobody_polls_holds_nothing<W: World>(w: &W) {
+pub(crate) async fn a_group_that_nobody_polls_holds_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     let last = there.obtain("c").lease().await.unwrap();
     let group = here.obtain_all(["a", "b", "c"]);
@@ -277,7 +275,7 @@ pub(crate) async fn a_group_that_nobody_polls_holds_nothing<W: World>(w: &W) {
 }
 
 /// The ttl counts from when the last key is had.
-pub(crate) async fn a_fixed_lease_of_a_group_begins_when_it_is_complete<W: World>(w: &W) {
+pub(crate) async fn a_fixed_lease_of_a_group_begins_when_it_is_complete(w: &dyn World) {
     let [here, there] = w.registries().await;
     let last = there.obtain("b").lease().await.unwrap();
     let group = here.obtain_all(["a", "b"]).ttl(ms(1400));
@@ -289,12 +287,12 @@ pub(crate) async fn a_fixed_lease_of_a_group_begins_when_it_is_complete<W: World
     let (lease, begin) = (lease.unwrap(), Instant::now());
     timeout(BOUND, lease.lost()).await.unwrap();
     let took = begin.elapsed();
-    assert!(took >= ms(1000) && took <= ms(1400) + W::LATE, "{took:?}");
+    assert!(took >= ms(1000) && took <= ms(1400) + w.late(), "{took:?}");
     drop(lease);
     all_free(&there, &["a", "b"]).await;
 }
 
-pub(crate) async fn groups_that_cannot_be_are_refused<W: World>(w: &W) {
+pub(crate) async fn groups_that_cannot_be_are_refused(w: &dyn World) {
     let locks = w.registry().await;
     let none: [&str; 0] = [];
     assert_err!(locks.obtain_all(none).acquire_once().await, InvalidKey, "");
@@ -328,7 +326,7 @@ pub(crate) async fn groups_that_cannot_be_are_refused<W: World>(w: &W) {
 }
 
 /// Inside the work of `a,b` it had a lease that held neither `a` nor `b`.
-pub(crate) async fn a_group_shares_no_lease_inside<W: World>(w: &W) {
+pub(crate) async fn a_group_shares_no_lease_inside(w: &dyn World) {
     let [here, there] = w.registries().await;
     for outer in ["a,b", "a"] {
         let inside = async {
@@ -351,7 +349,7 @@ pub(crate) async fn a_group_shares_no_lease_inside<W: World>(w: &W) {
 }
 
 /// The rest was renewed for as long as the guard lived. Nobody polls it here.
-pub(crate) async fn the_first_loss_releases_the_rest_by_itself<W: World>(w: &W) {
+pub(crate) async fn the_first_loss_releases_the_rest_by_itself(w: &dyn World) {
     let [here, there] = w.registries().await;
     // Found by a renewal.
     let group = here.obtain_all(["a", "b", "c"]);
@@ -413,7 +411,7 @@ pub(crate) async fn the_first_loss_releases_the_rest_by_itself<W: World>(w: &W) 
 }
 
 /// It is left to expire, as at any end of its lease.
-pub(crate) async fn a_loss_leaves_what_is_to_be_kept<W: World>(w: &W) {
+pub(crate) async fn a_loss_leaves_what_is_to_be_kept(w: &dyn World) {
     let [here, there] = w.registries().await;
     let kept = here.obtain_all(["a", "b"]).ttl(ms(2000));
     let kept = kept.renewal(Renewal::watchdog());

@@ -12,7 +12,7 @@ use crate::assert_err;
 use crate::hearing::Log;
 use crate::world::{SOON, World, assert_took, free, is_held, ms, poll_once};
 
-pub(crate) async fn a_clone_is_a_contender_of_its_own<W: World>(w: &W) {
+pub(crate) async fn a_clone_is_a_contender_of_its_own(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     assert!(lock.acquire().await.unwrap());
@@ -32,7 +32,7 @@ pub(crate) async fn a_clone_is_a_contender_of_its_own<W: World>(w: &W) {
     assert!(!set.release().await.unwrap());
 }
 
-pub(crate) async fn a_shared_handle_is_one_contender<W: World>(w: &W) {
+pub(crate) async fn a_shared_handle_is_one_contender(w: &dyn World) {
     let registry = w.registry().await;
     let lock = Arc::new(registry.obtain("k"));
     let shared = lock.clone();
@@ -46,7 +46,7 @@ pub(crate) async fn a_shared_handle_is_one_contender<W: World>(w: &W) {
 }
 
 /// Held or not, a handle that acquires waits like anybody else, behind itself if need be.
-pub(crate) async fn acquiring_a_held_handle_waits<W: World>(w: &W) {
+pub(crate) async fn acquiring_a_held_handle_waits(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     assert!(lock.acquire().await.unwrap());
@@ -54,7 +54,7 @@ pub(crate) async fn acquiring_a_held_handle_waits<W: World>(w: &W) {
     assert!(lock.is_acquired(), "a vain attempt lost what it held");
     let begin = Instant::now();
     assert!(!lock.acquire_within(ms(100)).await.unwrap());
-    assert_took(begin, ms(100), W::LATE);
+    assert_took(begin, ms(100), w.late());
     assert!(lock.is_acquired());
     let mut again = lock.acquire();
     assert!(poll_once(&mut again).await.is_none());
@@ -66,7 +66,7 @@ pub(crate) async fn acquiring_a_held_handle_waits<W: World>(w: &W) {
 }
 
 /// Both said `true`, and the first lease was released in silence: a handle that several tasks shared let everybody in.
-pub(crate) async fn a_handle_has_one_shared_lease<W: World>(w: &W) {
+pub(crate) async fn a_handle_has_one_shared_lease(w: &dyn World) {
     let [here, there] = w.registries().await;
     let handles = [here.obtain("k").shared(), here.obtain("k").permits(4)];
     for lock in handles {
@@ -106,7 +106,7 @@ pub(crate) async fn a_handle_has_one_shared_lease<W: World>(w: &W) {
 }
 
 /// As many hold it as the store says, whoever shares a handle.
-pub(crate) async fn many_that_share_a_handle_meet_nobody<W: World>(w: &W) {
+pub(crate) async fn many_that_share_a_handle_meet_nobody(w: &dyn World) {
     let [here, there] = w.registries().await;
     let locks = [
         (here.obtain("k"), 1),
@@ -158,7 +158,7 @@ pub(crate) async fn many_that_share_a_handle_meet_nobody<W: World>(w: &W) {
 }
 
 /// The release of the one that had lost its lease said `true`, and freed the key under the next.
-pub(crate) async fn who_has_lost_does_not_release_the_next<W: World>(w: &W) {
+pub(crate) async fn who_has_lost_does_not_release_the_next(w: &dyn World) {
     let registry = w.registry().await;
     let handles = [registry.obtain("k"), registry.obtain("k").shared()];
     for lock in handles {
@@ -196,7 +196,7 @@ pub(crate) async fn who_has_lost_does_not_release_the_next<W: World>(w: &W) {
 }
 
 /// What `lease` brings is the guard's, not the handle's.
-pub(crate) async fn a_guard_is_not_the_handles<W: World>(w: &W) {
+pub(crate) async fn a_guard_is_not_the_handles(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let lease = lock.lease().await.unwrap();
@@ -211,7 +211,7 @@ pub(crate) async fn a_guard_is_not_the_handles<W: World>(w: &W) {
 }
 
 /// Both ways to release again: told once, and then that nothing was held.
-pub(crate) async fn a_second_release_says_that_nothing_was_held<W: World>(w: &W) {
+pub(crate) async fn a_second_release_says_that_nothing_was_held(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     assert!(!lock.release().await.unwrap());
@@ -233,7 +233,7 @@ pub(crate) async fn a_second_release_says_that_nothing_was_held<W: World>(w: &W)
     free(&lock).await;
 }
 
-pub(crate) async fn a_guards_release_goes_on_when_dropped<W: World>(w: &W) {
+pub(crate) async fn a_guards_release_goes_on_when_dropped(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let begin = Instant::now();
@@ -248,7 +248,7 @@ pub(crate) async fn a_guards_release_goes_on_when_dropped<W: World>(w: &W) {
     assert!(begin.elapsed() < SOON);
 }
 
-pub(crate) async fn a_held_handle_dropped_releases_and_warns<W: World>(w: &W) {
+pub(crate) async fn a_held_handle_dropped_releases_and_warns(w: &dyn World) {
     let [here, there] = w.registries().await;
     let log = Log::default();
     let lock = here.obtain("the key");
@@ -259,7 +259,7 @@ pub(crate) async fn a_held_handle_dropped_releases_and_warns<W: World>(w: &W) {
     let begin = Instant::now();
     let other = there.obtain("the key");
     assert!(other.acquire().await.unwrap());
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
 
     // What is not held is dropped in silence.
     assert!(other.release().await.unwrap());
@@ -275,7 +275,7 @@ pub(crate) async fn a_held_handle_dropped_releases_and_warns<W: World>(w: &W) {
 }
 
 /// `if registry.obtain(k).acquire_once().await? { … }`: nothing is held when the block begins, and that is told.
-pub(crate) async fn a_temporary_handle_releases_at_once_and_warns<W: World>(w: &W) {
+pub(crate) async fn a_temporary_handle_releases_at_once_and_warns(w: &dyn World) {
     let registry = w.registry().await;
     let acquire = registry.obtain("k").acquire();
     let mut acquire = Box::pin(acquire);
@@ -301,7 +301,7 @@ pub(crate) async fn a_temporary_handle_releases_at_once_and_warns<W: World>(w: &
 }
 
 /// `lock.acquire().await?;` went on unlocked after a wait in vain, and so did the release, without a word.
-pub(crate) async fn a_release_after_a_refusal_is_told<W: World>(w: &W) {
+pub(crate) async fn a_release_after_a_refusal_is_told(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = there.obtain("k").lease().await.unwrap();
     let log = Log::default();
@@ -351,7 +351,7 @@ pub(crate) async fn a_release_after_a_refusal_is_told<W: World>(w: &W) {
 }
 
 /// The work's own lock is the combinator's: a handle that made it neither holds nor ends it.
-pub(crate) async fn a_combinator_outlives_the_handle_that_made_it<W: World>(w: &W) {
+pub(crate) async fn a_combinator_outlives_the_handle_that_made_it(w: &dyn World) {
     let registry = w.registry().await;
     let work = {
         let lock: Lock = registry.obtain("k");

@@ -30,7 +30,7 @@ async fn assert_refused(lock: &Lock, is_right: impl Fn(&LockError) -> bool) {
     assert!(!lock.release().await.unwrap());
 }
 
-pub(crate) async fn bad_keys<W: World>(w: &W) {
+pub(crate) async fn bad_keys(w: &dyn World) {
     let registry = w.registry().await;
     let before = w.commands();
     let long = "x".repeat(513);
@@ -56,7 +56,7 @@ pub(crate) async fn bad_keys<W: World>(w: &W) {
     assert_eq!(w.commands(), before);
 }
 
-pub(crate) async fn bad_ttls<W: World>(w: &W) {
+pub(crate) async fn bad_ttls(w: &dyn World) {
     let registry = w.registry().await;
     let before = w.commands();
     let day = Duration::from_secs(24 * 60 * 60);
@@ -78,7 +78,7 @@ pub(crate) async fn bad_ttls<W: World>(w: &W) {
 ///
 /// A response time-out without end was taken: when a call was overdue was more than the clock can show, and the
 /// connection's task on Redis panicked again and again, without a pause.
-pub(crate) async fn bad_settings<W: World>(w: &W) {
+pub(crate) async fn bad_settings(w: &dyn World) {
     type Change = fn(Builder) -> Builder;
     let changes: [(&str, Change); 15] = [
         ("prefix", |builder| builder.prefix("")),

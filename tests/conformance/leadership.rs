@@ -36,7 +36,7 @@ fn lease(leadership: Option<Leadership>) -> LeaseView {
     }
 }
 
-pub(crate) async fn a_free_lead_is_had_at_once<W: World>(w: &W) {
+pub(crate) async fn a_free_lead_is_had_at_once(w: &dyn World) {
     let [here, there] = w.registries().await;
     // Not a flash of Follower, however long the answer takes.
     w.set_latency(ms(100));
@@ -54,10 +54,10 @@ pub(crate) async fn a_free_lead_is_had_at_once<W: World>(w: &W) {
     // Resigned.
     let begin = Instant::now();
     assert!(there.obtain("k").acquire().await.unwrap());
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
 }
 
-pub(crate) async fn a_follower_leads_when_the_leader_leaves<W: World>(w: &W) {
+pub(crate) async fn a_follower_leads_when_the_leader_leaves(w: &dyn World) {
     w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let before = seat(&here).renewal(Renewal::watchdog()).lease().await;
@@ -67,21 +67,21 @@ pub(crate) async fn a_follower_leads_when_the_leader_leaves<W: World>(w: &W) {
     let begin = Cell::new(Instant::now());
     StepVerifier::create(seat(&there).leadership())
         .expect_next_matches(follows)
-        .then(async || assert_took(begin.get(), ms(0), W::LATE))
+        .then(async || assert_took(begin.get(), ms(0), w.late()))
         .expect_no_event(ms(700))
         .then(async || {
             begin.set(Instant::now());
             before.take().unwrap().release().await.unwrap();
         })
         .expect_next_matches(|told| lease(Some(told.clone())).token() > token)
-        .then(async || assert_took(begin.get(), ms(0), W::LATE))
+        .then(async || assert_took(begin.get(), ms(0), w.late()))
         .then_cancel()
         .verify()
         .await;
 }
 
 /// The key is gone: known at the next renewal, and nobody else wants it.
-pub(crate) async fn a_lost_lead_is_followed_and_had_again<W: World>(w: &W) {
+pub(crate) async fn a_lost_lead_is_followed_and_had_again(w: &dyn World) {
     let registry = w.registry().await;
     let terms = RefCell::new(Vec::new());
     let begin = Cell::new(Instant::now());
@@ -97,7 +97,7 @@ pub(crate) async fn a_lost_lead_is_followed_and_had_again<W: World>(w: &W) {
             w.expire("k");
             let lost = terms.borrow()[0].lost();
             assert!(lost.await.is_lost());
-            assert!(begin.get().elapsed() <= ms(200) + W::LATE);
+            assert!(begin.get().elapsed() <= ms(200) + w.late());
         })
         .expect_next_matches(follows)
         .expect_next_matches(leads)
@@ -119,7 +119,7 @@ pub(crate) async fn a_lost_lead_is_followed_and_had_again<W: World>(w: &W) {
 }
 
 /// A stranger took the key and died: a follower until its ttl is over.
-pub(crate) async fn a_lead_taken_away_comes_back<W: World>(w: &W) {
+pub(crate) async fn a_lead_taken_away_comes_back(w: &dyn World) {
     let registry = w.registry().await;
     let mut campaign = seat(&registry).leadership();
     let first = lease(campaign.next().await);
@@ -127,15 +127,15 @@ pub(crate) async fn a_lead_taken_away_comes_back<W: World>(w: &W) {
     w.crashed_holder("k", ms(900));
     let begin = Instant::now();
     assert!(follows(&campaign.next().await.unwrap()));
-    assert!(begin.elapsed() <= ms(200) + W::LATE);
+    assert!(begin.elapsed() <= ms(200) + w.late());
     assert!(!first.is_valid());
     let again = lease(campaign.next().await);
-    assert_took(begin, ms(890), W::LATE);
+    assert_took(begin, ms(890), w.late());
     assert!(again.token() > first.token());
 }
 
 /// Three candidates and thirty terms, which end in each way: by a drop, by a word, by time.
-pub(crate) async fn one_of_three_leads<W: World>(w: &W) {
+pub(crate) async fn one_of_three_leads(w: &dyn World) {
     const TERMS: usize = 30;
     // Whoever leads sees that no earlier lease is valid, and that its own token is the greatest.
     let terms: Arc<Mutex<Vec<(usize, LeaseView)>>> = Arc::default();
@@ -193,7 +193,7 @@ pub(crate) async fn one_of_three_leads<W: World>(w: &W) {
 }
 
 /// Dropped or resigned while it leads, while it follows, and while its first question is under way.
-pub(crate) async fn a_campaign_that_ends_leaves_nothing<W: World>(w: &W) {
+pub(crate) async fn a_campaign_that_ends_leaves_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     for by_drop in [true, false] {
         let part = async |campaign: lockstream::stream::Campaign| {
@@ -212,7 +212,7 @@ pub(crate) async fn a_campaign_that_ends_leaves_nothing<W: World>(w: &W) {
         let begin = Instant::now();
         part(campaign).await;
         lease(next.next().await);
-        assert_took(begin, ms(0), W::LATE);
+        assert_took(begin, ms(0), w.late());
 
         let mut campaign = seat(&here).leadership();
         assert!(follows(&campaign.next().await.unwrap()));
@@ -238,7 +238,7 @@ pub(crate) async fn a_campaign_that_ends_leaves_nothing<W: World>(w: &W) {
 
 /// The lead is over whenever its candidate hears of it. It took it again at once, at the speed of the network, and nobody led.
 /// Now others may lead, and it tries again after a pause.
-pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_tried_again<W: World>(w: &W) {
+pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_tried_again(w: &dyn World) {
     let [slow, other] = w.registries().await;
     let mut campaign = seat(&slow).leadership();
     w.set_latency(ms(800));
@@ -253,7 +253,7 @@ pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_tried_again<W: World
 }
 
 /// To resign while the store is away takes one response time-out, and goes on in the background.
-pub(crate) async fn who_resigns_does_not_wait_for_an_absent_store<W: World>(w: &W) {
+pub(crate) async fn who_resigns_does_not_wait_for_an_absent_store(w: &dyn World) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     let mut campaign = registry.obtain("k").ttl(ms(9000)).leadership();
     // The first answer may be late, too.
@@ -265,14 +265,14 @@ pub(crate) async fn who_resigns_does_not_wait_for_an_absent_store<W: World>(w: &
     w.set_offline(true);
     let begin = Instant::now();
     campaign.resign().await;
-    assert!(begin.elapsed() <= ms(300) + W::LATE);
+    assert!(begin.elapsed() <= ms(300) + w.late());
     w.set_offline(false);
     let begin = Instant::now();
     free(&registry.obtain("k")).await;
     assert!(begin.elapsed() < BACK, "it ran out by itself");
 }
 
-pub(crate) async fn a_campaign_ends_with_its_registry<W: World>(w: &W) {
+pub(crate) async fn a_campaign_ends_with_its_registry(w: &dyn World) {
     let [here, there] = w.registries().await;
     let closed = |told: &Leadership| matches!(told, Leadership::Ended(LockError::Closed { .. }));
     let _held = there.obtain("held").lease().await.unwrap();
@@ -301,7 +301,7 @@ pub(crate) async fn a_campaign_ends_with_its_registry<W: World>(w: &W) {
 }
 
 /// What is wrong for ever is told, and nothing else.
-pub(crate) async fn what_waiting_cannot_mend_ends_a_campaign<W: World>(w: &W) {
+pub(crate) async fn what_waiting_cannot_mend_ends_a_campaign(w: &dyn World) {
     use futures::stream::FusedStream;
     let registry = w.registry().await;
     let commands = w.commands();
@@ -327,7 +327,7 @@ pub(crate) async fn what_waiting_cannot_mend_ends_a_campaign<W: World>(w: &W) {
 }
 
 /// A leader leads to the end of its lease without its store, then follows, and leads when the store is back.
-pub(crate) async fn an_outage_is_waited_out<W: World>(w: &W) {
+pub(crate) async fn an_outage_is_waited_out(w: &dyn World) {
     let registry = w.registry().await;
     let mut campaign = seat(&registry).leadership();
     let first = lease(campaign.next().await);
@@ -336,7 +336,7 @@ pub(crate) async fn an_outage_is_waited_out<W: World>(w: &W) {
     assert!(timeout(ms(300), campaign.next()).await.is_err());
     assert!(first.is_valid(), "lost without need");
     assert!(follows(&campaign.next().await.unwrap()));
-    assert!(begin.elapsed() <= ms(600) + W::LATE);
+    assert!(begin.elapsed() <= ms(600) + w.late());
     assert!(timeout(ms(1000), campaign.next()).await.is_err());
     // One that begins during an outage follows, too.
     let mut other = registry.obtain("other").leadership();
@@ -349,7 +349,7 @@ pub(crate) async fn an_outage_is_waited_out<W: World>(w: &W) {
 }
 
 /// What fails at once is not asked again at once.
-pub(crate) async fn a_full_queue_is_waited_out<W: World>(w: &W) {
+pub(crate) async fn a_full_queue_is_waited_out(w: &dyn World) {
     let registry = w.builder().await.max_waiters(1).build().unwrap();
     let held = seat(&registry).renewal(Renewal::watchdog()).lease().await;
     let held = held.unwrap();
@@ -372,11 +372,11 @@ pub(crate) async fn a_full_queue_is_waited_out<W: World>(w: &W) {
     sleep(ms(1)).await;
     held.release().await.unwrap();
     lease(counted.next().await);
-    assert!(begin.elapsed() <= ms(5000) + W::LATE);
+    assert!(begin.elapsed() <= ms(5000) + w.late());
 }
 
 /// A leader that does not look leads on; a follower that does not look is passed over.
-pub(crate) async fn a_campaign_that_is_not_polled<W: World>(w: &W) {
+pub(crate) async fn a_campaign_that_is_not_polled(w: &dyn World) {
     let [here, there] = w.registries().await;
     let mut campaign = seat(&here).leadership();
     let term = lease(campaign.next().await);
@@ -408,12 +408,12 @@ pub(crate) async fn a_campaign_that_is_not_polled<W: World>(w: &W) {
     // For a third of its ttl.
     let begin = Instant::now();
     assert!(next.acquire().await.unwrap());
-    assert!(begin.elapsed() <= ms(200) + W::LATE);
+    assert!(begin.elapsed() <= ms(200) + w.late());
     assert!(next.release().await.unwrap());
     lease(asleep.next().await);
 }
 
-pub(crate) async fn work_runs_only_while_leading<W: World>(w: &W) {
+pub(crate) async fn work_runs_only_while_leading(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = seat(&here);
     let guard = Arc::new(());
@@ -445,7 +445,7 @@ pub(crate) async fn work_runs_only_while_leading<W: World>(w: &W) {
         // Another leads, and the work is gone.
         let other = there.obtain("k");
         assert!(other.acquire_once().await.unwrap());
-        assert!(timeout(ms(200) + W::LATE, &mut work).await.is_err());
+        assert!(timeout(ms(200) + w.late(), &mut work).await.is_err());
         assert_eq!(Arc::strong_count(&guard), 1, "it ran on");
         assert!(other.release().await.unwrap());
     }
@@ -462,7 +462,7 @@ pub(crate) async fn work_runs_only_while_leading<W: World>(w: &W) {
 }
 
 /// A value that came when the lead was over is none, be that known by the clock or by the release.
-pub(crate) async fn work_done_when_the_lead_is_over_begins_anew<W: World>(w: &W) {
+pub(crate) async fn work_done_when_the_lead_is_over_begins_anew(w: &dyn World) {
     let registry = w.registry().await;
     let fixed = registry.obtain("k").ttl(ms(300)).renewal(Renewal::off());
     let mut terms = 0;
@@ -474,7 +474,7 @@ pub(crate) async fn work_done_when_the_lead_is_over_begins_anew<W: World>(w: &W)
                 1 => {
                     // The clock moves within this poll, so no timer comes in between; and the store counts the
                     // lease as ours for 3 ms more.
-                    if W::PAUSED {
+                    if w.is_paused() {
                         let _ = poll_once(&mut Box::pin(tokio::time::advance(ms(297)))).await;
                     } else {
                         std::thread::sleep(ms(297));
@@ -494,7 +494,7 @@ pub(crate) async fn work_done_when_the_lead_is_over_begins_anew<W: World>(w: &W)
 }
 
 /// Dropped in the queue and under way it leaves nothing, and its work is gone before the key is free.
-pub(crate) async fn work_dropped_under_the_lead_resigns<W: World>(w: &W) {
+pub(crate) async fn work_dropped_under_the_lead_resigns(w: &dyn World) {
     struct Told<'a>(LeaseView, &'a Cell<bool>);
     impl Drop for Told<'_> {
         fn drop(&mut self) {
@@ -524,7 +524,7 @@ pub(crate) async fn work_dropped_under_the_lead_resigns<W: World>(w: &W) {
     assert!(valid.get(), "the lead was given up before the work");
     let begin = Instant::now();
     assert!(there.obtain("k").acquire().await.unwrap());
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
 }
 
 /// Polls a future that does not end until a condition holds.
@@ -541,7 +541,7 @@ async fn poll_until(future: impl Future, condition: impl Fn() -> bool) {
 }
 
 /// At a shutdown the work is dropped, and the reason yielded.
-pub(crate) async fn a_shutdown_ends_what_leads<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_ends_what_leads(w: &dyn World) {
     let registry = w.registry().await;
     let guard = Arc::new(());
     let lock = registry.obtain("k");

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::assert_err;
 use crate::world::{self, World, assert_took, empty, idle, is_held, ms};
 
-pub(crate) async fn idle_registries_hold_no_entries<W: World>(w: &W) {
+pub(crate) async fn idle_registries_hold_no_entries(w: &dyn World) {
     let registries: [_; 2] = w.registries().await;
     for registry in &registries {
         join_all((0..100).map(async |n| {
@@ -29,7 +29,7 @@ pub(crate) async fn idle_registries_hold_no_entries<W: World>(w: &W) {
 }
 
 /// What only another handle holds is not to be released.
-pub(crate) async fn a_release_by_another_handle_harms_nothing<W: World>(w: &W) {
+pub(crate) async fn a_release_by_another_handle_harms_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     let holder = here.obtain("k");
     assert!(holder.acquire().await.unwrap());
@@ -51,7 +51,7 @@ pub(crate) async fn a_release_by_another_handle_harms_nothing<W: World>(w: &W) {
 }
 
 /// A registry is at work as long as anything of it lives, and what is left behind is released.
-pub(crate) async fn the_last_of_a_registry_gives_everything_back<W: World>(w: &W) {
+pub(crate) async fn the_last_of_a_registry_gives_everything_back(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lease = here.obtain("lease").lease().await.unwrap();
     let lock = here.obtain("lock");
@@ -64,11 +64,11 @@ pub(crate) async fn the_last_of_a_registry_gives_everything_back<W: World>(w: &W
         let lock = there.obtain(key);
         assert!(lock.acquire().await.unwrap());
     }
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
 }
 
 /// One who waits in the queue when its registry's last handle goes keeps its place.
-pub(crate) async fn a_future_keeps_its_registry_alive<W: World>(w: &W) {
+pub(crate) async fn a_future_keeps_its_registry_alive(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     let acquire = there.obtain("k").lease();
@@ -84,7 +84,7 @@ pub(crate) async fn a_future_keeps_its_registry_alive<W: World>(w: &W) {
     lease.release().await.unwrap();
 }
 
-pub(crate) async fn inspecting_touches_nothing<W: World>(w: &W) {
+pub(crate) async fn inspecting_touches_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = there.obtain("k");
     let seen = lock.inspect().await.unwrap();
@@ -111,7 +111,7 @@ pub(crate) async fn inspecting_touches_nothing<W: World>(w: &W) {
 }
 
 /// Those of all registries, whatever their mode, and no key twice: a queue has a name of its own on some stores.
-pub(crate) async fn a_scan_lists_what_is_held_and_waited_for<W: World>(w: &W) {
+pub(crate) async fn a_scan_lists_what_is_held_and_waited_for(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = w.builder().await.prefix("other").build().unwrap();
     let found = async |start: &str| {
@@ -165,7 +165,7 @@ pub(crate) async fn a_scan_lists_what_is_held_and_waited_for<W: World>(w: &W) {
 }
 
 /// More than a page of any store.
-pub(crate) async fn a_scan_of_many_keys_lists_each_once<W: World>(w: &W) {
+pub(crate) async fn a_scan_of_many_keys_lists_each_once(w: &dyn World) {
     const KEYS: usize = 1_200;
     let [here, there] = w.registries().await;
     let acquiring = (0..KEYS).map(|n| here.obtain(format!("k{n}")).ttl(ms(60_000)).lease());

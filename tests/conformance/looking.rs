@@ -17,7 +17,7 @@ fn owner(lease: &Lease) -> String {
 
 /// A holder that was killed stays written in the store until somebody clears it away: it was told as a holder with nothing
 /// left, even as the owner.
-pub(crate) async fn who_is_over_is_told_no_more<W: World>(w: &W) {
+pub(crate) async fn who_is_over_is_told_no_more(w: &dyn World) {
     let [here, there] = w.registries().await;
     for mode in ["shared", "permits"] {
         let lock = || match mode {
@@ -51,7 +51,7 @@ pub(crate) async fn who_is_over_is_told_no_more<W: World>(w: &W) {
             !there.obtain("k").inspect().await.unwrap().is_held()
         })
         .await;
-        assert_took(begin, ms(1400), W::LATE + ms(100));
+        assert_took(begin, ms(1400), w.late() + ms(100));
         let seen = there.obtain("k").inspect().await.unwrap();
         assert_eq!(
             (seen.owner(), seen.remaining(), seen.taken),
@@ -61,7 +61,7 @@ pub(crate) async fn who_is_over_is_told_no_more<W: World>(w: &W) {
 }
 
 /// For readiness probes there was only the thorough look, which connects anew and costs more than locks.
-pub(crate) async fn a_ping_is_answered_while_locks_would_be<W: World>(w: &W) {
+pub(crate) async fn a_ping_is_answered_while_locks_would_be(w: &dyn World) {
     let locks = w.builder().await.response_timeout(ms(1000));
     let locks = locks.build().unwrap();
     let lease = locks.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
@@ -90,7 +90,7 @@ pub(crate) async fn a_ping_is_answered_while_locks_would_be<W: World>(w: &W) {
 }
 
 /// It listed locks of dead holders as held.
-pub(crate) async fn a_scan_leaves_out_the_dead<W: World>(w: &W) {
+pub(crate) async fn a_scan_leaves_out_the_dead(w: &dyn World) {
     let [here, there] = w.registries().await;
     let killed = here.obtain("k").shared().on_finish(OnFinish::LetExpire);
     let lease = killed.ttl(ms(1500)).lease().await.unwrap();
@@ -118,7 +118,7 @@ pub(crate) async fn a_scan_leaves_out_the_dead<W: World>(w: &W) {
 }
 
 /// Of ten permits of weight 64 three were told, and 8 of the fourth.
-pub(crate) async fn holders_are_told_whole_and_how_much_is_taken<W: World>(w: &W) {
+pub(crate) async fn holders_are_told_whole_and_how_much_is_taken(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k");
     let look = async || there.obtain("k").inspect().await.unwrap();
@@ -171,7 +171,7 @@ pub(crate) async fn holders_are_told_whole_and_how_much_is_taken<W: World>(w: &W
 }
 
 /// It was told as waiting for as long as somebody held the lock.
-pub(crate) async fn a_waiter_that_died_is_told_no_more<W: World>(w: &W) {
+pub(crate) async fn a_waiter_that_died_is_told_no_more(w: &dyn World) {
     let [here, there] = w.registries().await;
     let cases = [here.obtain("k"), here.obtain("k").shared()];
     for lock in cases {
@@ -195,7 +195,7 @@ pub(crate) async fn a_waiter_that_died_is_told_no_more<W: World>(w: &W) {
     }
 }
 
-pub(crate) async fn holders_and_waiters_have_a_key_and_a_name<W: World>(w: &W) {
+pub(crate) async fn holders_and_waiters_have_a_key_and_a_name(w: &dyn World) {
     let here = w.builder().await.name("web-1").build().unwrap();
     let there = w.builder().await.name("web-2").build().unwrap();
     let nameless = w.registry().await;
@@ -245,7 +245,7 @@ pub(crate) async fn holders_and_waiters_have_a_key_and_a_name<W: World>(w: &W) {
     );
 }
 
-pub(crate) async fn a_lease_tells_its_owner<W: World>(w: &W) {
+pub(crate) async fn a_lease_tells_its_owner(w: &dyn World) {
     let [here, there] = w.registries().await;
     let seen = async |key: &str| {
         let seen = there.obtain(key).inspect().await.unwrap();
@@ -288,7 +288,7 @@ pub(crate) async fn a_lease_tells_its_owner<W: World>(w: &W) {
 }
 
 /// `is_valid` looks at a clock, and an extension of a long lease succeeds though the lock is gone.
-pub(crate) async fn a_lease_is_verified_at_the_store<W: World>(w: &W) {
+pub(crate) async fn a_lease_is_verified_at_the_store(w: &dyn World) {
     let [here, there] = w.registries().await;
     let cases = [
         here.obtain("k"),
@@ -334,7 +334,7 @@ pub(crate) async fn a_lease_is_verified_at_the_store<W: World>(w: &W) {
     assert_err!(next.verify().await, Closed, "k");
 }
 
-pub(crate) async fn a_verification_prolongs_nothing<W: World>(w: &W) {
+pub(crate) async fn a_verification_prolongs_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     let cases = [
         here.obtain("k"),
@@ -348,14 +348,14 @@ pub(crate) async fn a_verification_prolongs_nothing<W: World>(w: &W) {
         lease.verify().await.unwrap();
         let seen = there.obtain("k").inspect().await.unwrap();
         let ends = begin.elapsed() + seen.remaining().unwrap();
-        assert!(ends <= ms(2010) + W::LATE, "{ends:?}");
+        assert!(ends <= ms(2010) + w.late(), "{ends:?}");
         assert!(seen.remaining().unwrap() <= ms(1710), "{seen:?}");
         assert_eq!(lease.deadline(), until);
         lease.release().await.unwrap();
     }
 }
 
-pub(crate) async fn a_verification_without_an_answer_says_so<W: World>(w: &W) {
+pub(crate) async fn a_verification_without_an_answer_says_so(w: &dyn World) {
     let here = w.builder().await.response_timeout(ms(300)).build().unwrap();
     connected(&here).await;
     let lease = here.obtain("k").ttl(ms(20_000)).lease().await.unwrap();
@@ -365,7 +365,7 @@ pub(crate) async fn a_verification_without_an_answer_says_so<W: World>(w: &W) {
     let _ = poll_once(&mut dropped).await;
     drop(dropped);
     assert_err!(lease.verify().await, Store, "k");
-    assert_took(begin, ms(0), ms(300) + W::LATE);
+    assert_took(begin, ms(0), ms(300) + w.late());
     assert!(lease.is_valid(), "it is not known");
     w.set_offline(false);
     eventually("the store answers", async || lease.verify().await.is_ok()).await;
@@ -393,7 +393,7 @@ pub(crate) async fn a_verification_without_an_answer_says_so<W: World>(w: &W) {
 }
 
 /// A stuck holder renews for ever: its lock goes to whoever waits, and it learns of that.
-pub(crate) async fn force_takes_an_exclusive_lock<W: World>(w: &W) {
+pub(crate) async fn force_takes_an_exclusive_lock(w: &dyn World) {
     let [stuck, waits, operator] = w.registries().await;
     let lease = stuck.obtain("k").lease().await.unwrap();
     let token = lease.token();
@@ -447,7 +447,7 @@ pub(crate) async fn force_takes_an_exclusive_lock<W: World>(w: &W) {
     assert_err!(waits.force_release("~", "a:1").await, InvalidKey, "~");
 }
 
-pub(crate) async fn force_takes_one_reader<W: World>(w: &W) {
+pub(crate) async fn force_takes_one_reader(w: &dyn World) {
     let [here, waits, operator] = w.registries().await;
     let one = here.obtain("k").shared().lease().await.unwrap();
     let two = here.obtain("k").shared().lease().await.unwrap();
@@ -475,7 +475,7 @@ pub(crate) async fn force_takes_one_reader<W: World>(w: &W) {
 }
 
 /// A permit of 2 of 3 is taken, and two permits of 1 fit, which wait behind one another.
-pub(crate) async fn force_takes_one_permit<W: World>(w: &W) {
+pub(crate) async fn force_takes_one_permit(w: &dyn World) {
     let [here, waits, operator] = w.registries().await;
     let permit = |locks: &LockRegistry, weight| {
         let lock = locks.obtain("k").permits_of(3, weight);
@@ -507,7 +507,7 @@ pub(crate) async fn force_takes_one_permit<W: World>(w: &W) {
     }
 }
 
-pub(crate) async fn force_takes_a_key_that_is_kept<W: World>(w: &W) {
+pub(crate) async fn force_takes_a_key_that_is_kept(w: &dyn World) {
     let [here, operator] = w.registries().await;
     let cases = [here.obtain("k"), here.obtain("k").shared()];
     for lock in cases {
@@ -529,7 +529,7 @@ pub(crate) async fn force_takes_a_key_that_is_kept<W: World>(w: &W) {
 }
 
 /// Whatever is asked for by mistake: nothing is changed, and a lock of another key or prefix is none of it.
-pub(crate) async fn force_takes_nothing_from_another<W: World>(w: &W) {
+pub(crate) async fn force_takes_nothing_from_another(w: &dyn World) {
     let [here, operator] = w.registries().await;
     let elsewhere = w.builder().await.prefix("other").build().unwrap();
     let cases = [

@@ -16,7 +16,7 @@ fn usable(ttl: u64) -> std::time::Duration {
     ms(ttl) - ms(ttl) / 100 - ms(2)
 }
 
-pub(crate) async fn lost_work_is_dropped_at_once<W: World>(w: &W) {
+pub(crate) async fn lost_work_is_dropped_at_once(w: &dyn World) {
     w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(500));
@@ -34,13 +34,13 @@ pub(crate) async fn lost_work_is_dropped_at_once<W: World>(w: &W) {
     let mut lost = Box::pin(lost);
     let error = assert_err!((&mut lost).await, Lost, "k");
     assert!(error.is_lost());
-    assert_took(begin, usable(500), W::LATE);
+    assert_took(begin, usable(500), w.late());
     assert_eq!(Arc::strong_count(&guard), 1, "the work outlived its lease");
     assert!(there.obtain("k").acquire().await.unwrap());
-    assert!(begin.elapsed() <= ms(500) + W::LATE);
+    assert!(begin.elapsed() <= ms(500) + w.late());
 }
 
-pub(crate) async fn a_lost_stream_is_dropped_at_once<W: World>(w: &W) {
+pub(crate) async fn a_lost_stream_is_dropped_at_once(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(500));
     let guard = Arc::new(());
@@ -53,7 +53,7 @@ pub(crate) async fn a_lost_stream_is_dropped_at_once<W: World>(w: &W) {
     assert_eq!(rows.next().await.unwrap().unwrap(), 1);
     assert_eq!(rows.next().await.unwrap().unwrap(), 2);
     assert_err!(rows.next().await.unwrap(), Lost, "k");
-    assert_took(begin, usable(500), W::LATE);
+    assert_took(begin, usable(500), w.late());
     assert_eq!(
         Arc::strong_count(&guard),
         1,
@@ -72,21 +72,20 @@ pub(crate) async fn a_lost_stream_is_dropped_at_once<W: World>(w: &W) {
 }
 
 /// A value that is ready only when the lease is over is no value, also if the poll that made it began in time.
-pub(crate) async fn work_done_too_late_has_lost<W: World>(w: &W) {
+pub(crate) async fn work_done_too_late_has_lost(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(500));
     let work = async {
-        block_for::<W>(ms(550)).await;
+        block_for(w, ms(550)).await;
         "too late"
     };
     assert_err!(work.with_lock(&lock).await, Lost, "k");
-    let work =
-        async { block_for::<W>(ms(550)).await }.with_lock(lock.clone().on_lost(OnLost::RunOn));
+    let work = async { block_for(w, ms(550)).await }.with_lock(lock.clone().on_lost(OnLost::RunOn));
     work.await.unwrap();
 
     // A stream's end is as late as a value.
-    let rows = stream::once(block_for::<W>(ms(0))).chain(stream::once(async {
-        block_for::<W>(ms(550)).await;
+    let rows = stream::once(block_for(w, ms(0))).chain(stream::once(async {
+        block_for(w, ms(550)).await;
     }));
     let mut rows = Box::pin(
         rows.take(2)
@@ -96,15 +95,15 @@ pub(crate) async fn work_done_too_late_has_lost<W: World>(w: &W) {
     assert_err!(rows.next().await.unwrap(), Lost, "k");
     assert!(rows.next().await.is_none());
     // An item that comes too late is the last.
-    let rows = stream::once(block_for::<W>(ms(550))).with_lock(&lock);
+    let rows = stream::once(block_for(w, ms(550))).with_lock(&lock);
     let told: Vec<_> = rows.collect().await;
     let late = matches!(told[..], [Ok(()), Err(LockError::Lost { .. })]);
     assert!(late, "{told:?}");
 }
 
 /// Takes its time within one poll, so that no timer can come in between.
-async fn block_for<W: World>(time: std::time::Duration) {
-    if W::PAUSED {
+async fn block_for(w: &dyn World, time: std::time::Duration) {
+    if w.is_paused() {
         // Its first poll moves the clock, and the rest would let the others look at it.
         let _ = poll_once(&mut Box::pin(tokio::time::advance(time))).await;
     } else {
@@ -112,7 +111,7 @@ async fn block_for<W: World>(time: std::time::Duration) {
     }
 }
 
-pub(crate) async fn run_on_lets_the_work_end<W: World>(w: &W) {
+pub(crate) async fn run_on_lets_the_work_end(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(500)).on_lost(OnLost::RunOn);
     let other = there.obtain("k");
@@ -137,7 +136,7 @@ pub(crate) async fn run_on_lets_the_work_end<W: World>(w: &W) {
 }
 
 /// The key was deleted under its holder, who could not know: the release finds out.
-pub(crate) async fn a_release_that_finds_another_is_a_loss<W: World>(w: &W) {
+pub(crate) async fn a_release_that_finds_another_is_a_loss(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
     let lock = here.obtain("k");
@@ -179,7 +178,7 @@ pub(crate) async fn a_release_that_finds_another_is_a_loss<W: World>(w: &W) {
     assert!(rows.next().await.is_none());
 }
 
-pub(crate) async fn a_handle_learns_of_the_end_by_itself<W: World>(w: &W) {
+pub(crate) async fn a_handle_learns_of_the_end_by_itself(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(500));
     let begin = Instant::now();
@@ -187,7 +186,7 @@ pub(crate) async fn a_handle_learns_of_the_end_by_itself<W: World>(w: &W) {
     while lock.is_acquired() {
         sleep(ms(1)).await;
     }
-    assert_took(begin, usable(500), W::LATE);
+    assert_took(begin, usable(500), w.late());
     assert_err!(lock.release().await, Lost, "k");
     assert!(!lock.release().await.unwrap(), "told once");
     // And can be used again, without a word about the old lease.
@@ -195,12 +194,12 @@ pub(crate) async fn a_handle_learns_of_the_end_by_itself<W: World>(w: &W) {
     assert!(lock.release().await.unwrap());
 }
 
-pub(crate) async fn a_lease_tells_its_end<W: World>(w: &W) {
+pub(crate) async fn a_lease_tells_its_end(w: &dyn World) {
     let registry = w.registry().await;
     let begin = Instant::now();
     let lease = registry.obtain("k").ttl(ms(500)).lease().await.unwrap();
     let (view, deadline) = (lease.view(), lease.deadline());
-    assert!(deadline <= begin + usable(500) + W::LATE);
+    assert!(deadline <= begin + usable(500) + w.late());
     assert!(deadline + ms(1) >= begin + usable(500));
     let mut lost = lease.lost();
     assert!(poll_once(&mut lost).await.is_none());
@@ -222,7 +221,7 @@ pub(crate) async fn a_lease_tells_its_end<W: World>(w: &W) {
 }
 
 /// What nobody looks at loses nothing but itself: a late release harms no later lease.
-pub(crate) async fn an_expired_lease_does_not_release_its_successor<W: World>(w: &W) {
+pub(crate) async fn an_expired_lease_does_not_release_its_successor(w: &dyn World) {
     let [here, there] = w.registries().await;
     for registry in [&here, &there] {
         let lease = here.obtain("k").ttl(ms(500)).lease().await.unwrap();

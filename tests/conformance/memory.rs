@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use lockstream::store::MemoryStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
 
@@ -24,21 +25,26 @@ impl Memory {
 }
 
 impl World for Memory {
-    const LATE: Duration = ms(100);
-    const PAUSED: bool = true;
-
     fn new() -> Self {
         let store = MemoryStore::new();
         let watch = Watch::new();
         Self { store, watch }
     }
 
+    fn is_paused(&self) -> bool {
+        true
+    }
+
+    fn late(&self) -> Duration {
+        ms(100)
+    }
+
     fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    async fn builder(&self) -> Builder {
-        self.lazy_builder()
+    fn builder(&self) -> BoxFuture<'_, Builder> {
+        Box::pin(async { self.lazy_builder() })
     }
 
     fn lazy_builder(&self) -> Builder {

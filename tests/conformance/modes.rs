@@ -34,7 +34,7 @@ async fn held_by(locks: &LockRegistry, n: usize) {
     .await;
 }
 
-pub(crate) async fn readers_share_a_key_and_exclude_writers<W: World>(w: &W) {
+pub(crate) async fn readers_share_a_key_and_exclude_writers(w: &dyn World) {
     let [a, b] = w.registries().await;
     let first = once(&reader(&a)).await.unwrap();
     let second = once(&reader(&b)).await.unwrap();
@@ -53,7 +53,7 @@ pub(crate) async fn readers_share_a_key_and_exclude_writers<W: World>(w: &W) {
     assert!(once(&reader(&a)).await.is_some());
 }
 
-pub(crate) async fn permits_are_held_up_to_their_limit<W: World>(w: &W) {
+pub(crate) async fn permits_are_held_up_to_their_limit(w: &dyn World) {
     let [a, b] = w.registries().await;
     let one = once(&permit(&a, 3, 1)).await.unwrap();
     let two = once(&permit(&b, 3, 2)).await.unwrap();
@@ -73,7 +73,7 @@ pub(crate) async fn permits_are_held_up_to_their_limit<W: World>(w: &W) {
 
 /// A rolling change of the limit goes through, in either direction: whoever comes counts what is taken under any limit
 /// against its own.
-pub(crate) async fn permits_of_two_limits_count_each_other<W: World>(w: &W) {
+pub(crate) async fn permits_of_two_limits_count_each_other(w: &dyn World) {
     let [old, new] = w.registries().await;
     let one = once(&permit(&old, 2, 1)).await.unwrap();
     let two = once(&permit(&old, 2, 1)).await.unwrap();
@@ -130,7 +130,7 @@ pub(crate) async fn permits_of_two_limits_count_each_other<W: World>(w: &W) {
 }
 
 /// A busy answer tells when the one in front has room, whatever limits the others have. Nobody releases here.
-pub(crate) async fn a_permit_of_another_limit_comes_when_enough_have_run_out<W: World>(w: &W) {
+pub(crate) async fn a_permit_of_another_limit_comes_when_enough_have_run_out(w: &dyn World) {
     let [a, b] = w.registries().await;
     let stays = permit(&a, 4, 1).lease().await.unwrap();
     let begin = Instant::now();
@@ -142,14 +142,14 @@ pub(crate) async fn a_permit_of_another_limit_comes_when_enough_have_run_out<W: 
     let lock = permit(&b, 2, 1);
     let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
     // It asks after 8 to 12 s in any case.
-    let late = if W::PAUSED { W::LATE } else { ms(5_000) };
+    let late = if w.is_paused() { w.late() } else { ms(5_000) };
     assert_took(begin, ms(800), late);
     lease.release().await.unwrap();
     stays.release().await.unwrap();
 }
 
 /// Tokens are unique, and greater for whoever comes later.
-pub(crate) async fn shared_tokens_grow<W: World>(w: &W) {
+pub(crate) async fn shared_tokens_grow(w: &dyn World) {
     let [a, b] = w.registries().await;
     let mut last = a.obtain("k").lease().await.unwrap().token();
     free(&a.obtain("k")).await;
@@ -165,7 +165,7 @@ pub(crate) async fn shared_tokens_grow<W: World>(w: &W) {
 }
 
 /// Readers that come and go without end do not keep a writer out.
-pub(crate) async fn nobody_overtakes_a_writer<W: World>(w: &W) {
+pub(crate) async fn nobody_overtakes_a_writer(w: &dyn World) {
     let [a, b, c] = w.registries().await;
     let held = reader(&a).lease().await.unwrap();
     let writer = b.obtain("k");
@@ -187,7 +187,7 @@ pub(crate) async fn nobody_overtakes_a_writer<W: World>(w: &W) {
 }
 
 /// Nobody else would wake the readers behind it.
-pub(crate) async fn a_writer_that_gives_up_wakes_the_readers_behind_it<W: World>(w: &W) {
+pub(crate) async fn a_writer_that_gives_up_wakes_the_readers_behind_it(w: &dyn World) {
     let [a, b, c] = w.registries().await;
     let held = reader(&a).lease().await.unwrap();
     let writer = b.obtain("k");
@@ -206,7 +206,7 @@ pub(crate) async fn a_writer_that_gives_up_wakes_the_readers_behind_it<W: World>
 }
 
 /// One call serves 64; all of them are in at the same time, and nobody asks.
-pub(crate) async fn very_many_readers_behind_a_writer_are_all_let_in<W: World>(w: &W) {
+pub(crate) async fn very_many_readers_behind_a_writer_are_all_let_in(w: &dyn World) {
     const READERS: usize = 150;
     let [a, b, c] = w.registries().await;
     let held = a.obtain("k").lease().await.unwrap();
@@ -228,7 +228,7 @@ pub(crate) async fn very_many_readers_behind_a_writer_are_all_let_in<W: World>(w
     assert!(begin.elapsed() < BOUND);
 }
 
-pub(crate) async fn a_permit_that_is_released_goes_to_the_next<W: World>(w: &W) {
+pub(crate) async fn a_permit_that_is_released_goes_to_the_next(w: &dyn World) {
     let [a, b] = w.registries().await;
     let held = permit(&a, 2, 2).lease().await.unwrap();
     let (heavy, light) = (permit(&b, 2, 2), permit(&b, 2, 1));
@@ -246,7 +246,7 @@ pub(crate) async fn a_permit_that_is_released_goes_to_the_next<W: World>(w: &W) 
     served.release().await.unwrap();
 }
 
-pub(crate) async fn shared_leases_are_renewed_and_lost_each_by_itself<W: World>(w: &W) {
+pub(crate) async fn shared_leases_are_renewed_and_lost_each_by_itself(w: &dyn World) {
     let [a, b] = w.registries().await;
     let brief = reader(&a).ttl(ms(2000));
     let renewed = brief.clone().renewal(Renewal::watchdog());
@@ -273,7 +273,7 @@ pub(crate) async fn shared_leases_are_renewed_and_lost_each_by_itself<W: World>(
 }
 
 /// A holder that is gone, and one that keeps its permit: others have room when that time is over.
-pub(crate) async fn permits_that_are_left_behind_run_out<W: World>(w: &W) {
+pub(crate) async fn permits_that_are_left_behind_run_out(w: &dyn World) {
     let [a, b] = w.registries().await;
     let limited = permit(&a, 2, 1)
         .ttl(ms(2500))
@@ -287,11 +287,11 @@ pub(crate) async fn permits_that_are_left_behind_run_out<W: World>(w: &W) {
     }
     let next = permit(&b, 2, 1);
     let lease = timeout(BOUND, next.lease()).await.unwrap().unwrap();
-    assert_took(begin, ms(2500), W::LATE);
+    assert_took(begin, ms(2500), w.late());
     lease.release().await.unwrap();
 }
 
-pub(crate) async fn shared_waiters_that_are_dropped_leave_nothing<W: World>(w: &W) {
+pub(crate) async fn shared_waiters_that_are_dropped_leave_nothing(w: &dyn World) {
     let [a, b] = w.registries().await;
     let held = a.obtain("k").lease().await.unwrap();
     let locks: Vec<_> = (0..10).map(|_| reader(&b)).collect();
@@ -321,18 +321,18 @@ pub(crate) async fn shared_waiters_that_are_dropped_leave_nothing<W: World>(w: &
     free(&a.obtain("k")).await;
 }
 
-pub(crate) async fn a_shared_waiter_gives_up_in_its_time<W: World>(w: &W) {
+pub(crate) async fn a_shared_waiter_gives_up_in_its_time(w: &dyn World) {
     let [a, b] = w.registries().await;
     let held = a.obtain("k").lease().await.unwrap();
     let begin = Instant::now();
     let lock = reader(&b).wait(ms(300));
     assert_err!(lock.lease().await, NotAcquired, "k");
-    assert_took(begin, ms(300), W::LATE);
+    assert_took(begin, ms(300), w.late());
     waiting(&lock, 0).await;
     held.release().await.unwrap();
 }
 
-pub(crate) async fn modes_are_seen_in_inspections_snapshots_and_events<W: World>(w: &W) {
+pub(crate) async fn modes_are_seen_in_inspections_snapshots_and_events(w: &dyn World) {
     let locks = w.builder().await.name("seen").build().unwrap();
     let mut events = locks.events();
     let (two, one) = (permit(&locks, 4, 2), permit(&locks, 4, 1));
@@ -391,7 +391,7 @@ pub(crate) async fn modes_are_seen_in_inspections_snapshots_and_events<W: World>
 }
 
 /// A stream of a reader begins beside another reader, and behind a writer. One for which there is no permit is empty.
-pub(crate) async fn streams_run_under_shared_locks<W: World>(w: &W) {
+pub(crate) async fn streams_run_under_shared_locks(w: &dyn World) {
     let [a, b] = w.registries().await;
     let held = reader(&a).lease().await.unwrap();
     StepVerifier::try_create(stream::iter([1, 2]).with_lock(reader(&b)))
@@ -430,7 +430,7 @@ pub(crate) async fn streams_run_under_shared_locks<W: World>(w: &W) {
     both.release().await.unwrap();
 }
 
-pub(crate) async fn settings_that_do_not_fit_are_refused<W: World>(w: &W) {
+pub(crate) async fn settings_that_do_not_fit_are_refused(w: &dyn World) {
     let locks = w.registry().await;
     let setting = async |lock: Lock| match lock.acquire_once().await {
         Err(LockError::InvalidSetting { setting, .. }) => setting,
@@ -452,7 +452,7 @@ pub(crate) async fn settings_that_do_not_fit_are_refused<W: World>(w: &W) {
 
 /// What one process has taken another gives back, each permit by itself. Whoever waits comes in when there is room, and not
 /// by an adoption.
-pub(crate) async fn permits_and_readers_go_from_process_to_process<W: World>(w: &W) {
+pub(crate) async fn permits_and_readers_go_from_process_to_process(w: &dyn World) {
     let [here, there, third] = w.registries().await;
     let cases = [
         (permit(&here, 9, 3), permit(&here, 9, 6)),
@@ -533,7 +533,7 @@ pub(crate) async fn permits_and_readers_go_from_process_to_process<W: World>(w: 
 }
 
 /// A text that was made up takes no more than was given away, and one that is over nothing.
-pub(crate) async fn a_permit_is_adopted_as_it_is<W: World>(w: &W) {
+pub(crate) async fn a_permit_is_adopted_as_it_is(w: &dyn World) {
     let [here, there] = w.registries().await;
     let beside = permit(&here, 9, 6).lease().await.unwrap();
     let lease = permit(&here, 9, 3).ttl(ms(60_000)).lease().await.unwrap();
@@ -568,7 +568,7 @@ pub(crate) async fn a_permit_is_adopted_as_it_is<W: World>(w: &W) {
     assert_err!(there.adopt(detached).await, Lost, "k");
 }
 
-pub(crate) async fn a_shutdown_releases_shared_leases_and_refuses_shared_waiters<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_releases_shared_leases_and_refuses_shared_waiters(w: &dyn World) {
     let [a, b] = w.registries().await;
     let leases = [reader(&a), reader(&a)];
     let mut held = Vec::new();
@@ -587,7 +587,7 @@ pub(crate) async fn a_shutdown_releases_shared_leases_and_refuses_shared_waiters
     assert!(b.obtain("k").acquire_once().await.unwrap());
 }
 
-pub(crate) async fn shared_waiters_survive_an_outage<W: World>(w: &W) {
+pub(crate) async fn shared_waiters_survive_an_outage(w: &dyn World) {
     let [a, b] = w.registries().await;
     let held = a.obtain("k").lease().await.unwrap();
     let locks: Vec<_> = (0..20).map(|_| reader(&b).wait(ms(30_000))).collect();
@@ -606,7 +606,7 @@ pub(crate) async fn shared_waiters_survive_an_outage<W: World>(w: &W) {
 
 /// It shared the lease of the reader around it, or the permit: two wrote at a time, each of them alone, and a permit of
 /// weight 1 became one of weight 4. An upgrade would wait for itself.
-pub(crate) async fn an_exclusive_lock_inside_a_shared_one_is_refused<W: World>(w: &W) {
+pub(crate) async fn an_exclusive_lock_inside_a_shared_one_is_refused(w: &dyn World) {
     let [here, there] = w.registries().await;
     let outers = [reader(&here), permit(&here, 4, 1)];
     for outer in outers {
@@ -632,7 +632,7 @@ pub(crate) async fn an_exclusive_lock_inside_a_shared_one_is_refused<W: World>(w
 }
 
 /// What is refused alone is refused inside, too.
-pub(crate) async fn a_shared_lock_shares_no_lease_inside<W: World>(w: &W) {
+pub(crate) async fn a_shared_lock_shares_no_lease_inside(w: &dyn World) {
     let locks = w.registry().await;
     let outers = [locks.obtain("k"), reader(&locks), permit(&locks, 4, 4)];
     for outer in outers {

@@ -13,7 +13,7 @@ use crate::world::{
     BACK, SOON, World, assert_took, connected, eventually, free, idle, ms, poll_once, waiting,
 };
 
-pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
+pub(crate) async fn acquiring_from_an_absent_store_errs(w: &dyn World) {
     let registry = w.registry().await;
     let polled = Cell::new(false);
     let work = || async { polled.set(true) };
@@ -26,13 +26,13 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
     // The others try until their time is over.
     let begin = Instant::now();
     assert_err!(lock.acquire().await, Store, "k");
-    assert_took(begin, ms(600), W::LATE);
+    assert_took(begin, ms(600), w.late());
     let begin = Instant::now();
     assert_err!(lock.lease_within(ms(400)).await, Store, "k");
-    assert_took(begin, ms(400), W::LATE);
+    assert_took(begin, ms(400), w.late());
     let begin = Instant::now();
     assert_err!(work().with_lock(&lock).await, Store, "k");
-    assert_took(begin, ms(600), W::LATE);
+    assert_took(begin, ms(600), w.late());
     // Not "busy", so not skipped.
     assert_err!(work().with_lock(&lock).or_skip().await, Store, "k");
     let mut rows = Box::pin(stream::iter([1]).with_lock(&lock).or_skip());
@@ -47,7 +47,7 @@ pub(crate) async fn acquiring_from_an_absent_store_errs<W: World>(w: &W) {
 /// The first to ask once was told at once. What it had asked was never sent, and yet it was kept to be settled when the
 /// store was back: an outage left an entry for every key, and whoever asked for such a key next was told nothing before
 /// the response time-out.
-pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
+pub(crate) async fn an_absent_store_leaves_nothing_behind(w: &dyn World) {
     w.set_offline(true);
     // On a connection that had stood an op might have got through, and then it is owed.
     let within = ms(500);
@@ -58,12 +58,12 @@ pub(crate) async fn an_absent_store_leaves_nothing_behind<W: World>(w: &W) {
         let lock = registry.obtain("k");
         assert_err!(lock.acquire_once().await, Store, "k");
         assert_err!(lock.acquire_within(ms(400)).await, Store, "k");
-        assert_took(begin, ms(400), within + W::LATE);
+        assert_took(begin, ms(400), within + w.late());
         idle(&registry).await;
     }
 }
 
-pub(crate) async fn a_store_that_comes_back_within_the_wait_serves_it<W: World>(w: &W) {
+pub(crate) async fn a_store_that_comes_back_within_the_wait_serves_it(w: &dyn World) {
     let registry = w.registry().await;
     w.set_offline(true);
     let lock = registry.obtain("k");
@@ -87,7 +87,7 @@ pub(crate) async fn a_store_that_comes_back_within_the_wait_serves_it<W: World>(
 }
 
 /// Waiters keep waiting through an outage, and get the lock when it is released afterwards.
-pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
+pub(crate) async fn waiters_outlast_an_outage(w: &dyn World) {
     let [holder, one, two] = w.registries().await;
     let held = holder.obtain("k").ttl(ms(8000)).lease().await.unwrap();
     let watch = holder.obtain("k");
@@ -119,7 +119,7 @@ pub(crate) async fn waiters_outlast_an_outage<W: World>(w: &W) {
 }
 
 /// The work was done under a lease that held; that the store cannot be told does not undo it.
-pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w: &W) {
+pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later(w: &dyn World) {
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(500)).build().unwrap();
     connected(&here).await;
@@ -130,7 +130,7 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w
         "value"
     };
     assert_eq!(work.with_lock(&lock).await.unwrap(), "value");
-    if W::PAUSED {
+    if w.is_paused() {
         assert_took(begin, ms(500), ms(0));
     }
     assert!(begin.elapsed() <= BACK, "one response time-out at most");
@@ -141,7 +141,7 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w
     w.set_offline(false);
     let begin = Instant::now();
     let other = there.obtain("k");
-    let soon = if W::PAUSED { ms(10) } else { 3 * BACK };
+    let soon = if w.is_paused() { ms(10) } else { 3 * BACK };
     assert!(other.acquire_within(soon).await.unwrap());
     assert!(begin.elapsed() < 3 * BACK, "well before the lease's end");
     assert!(other.release().await.unwrap());
@@ -150,7 +150,7 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later<W: World>(w
 }
 
 /// With a guard one waits for the store's word, until it comes or the lease would be over anyway.
-pub(crate) async fn a_guards_release_tries_until_the_deadline<W: World>(w: &W) {
+pub(crate) async fn a_guards_release_tries_until_the_deadline(w: &dyn World) {
     let registry = w.registry().await;
     let lease = registry.obtain("a").ttl(ms(3000)).lease().await.unwrap();
     w.set_offline(true);
@@ -170,7 +170,7 @@ pub(crate) async fn a_guards_release_tries_until_the_deadline<W: World>(w: &W) {
     assert_err!(by_handle, Store, "b");
     assert_err!(by_guard, Store, "c");
     let now = Instant::now();
-    assert!(now + ms(50) >= deadline && now <= deadline + W::LATE);
+    assert!(now + ms(50) >= deadline && now <= deadline + w.late());
     assert!(!lock.release().await.unwrap());
     w.set_offline(false);
     let next = registry.obtain("b");
@@ -178,7 +178,7 @@ pub(crate) async fn a_guards_release_tries_until_the_deadline<W: World>(w: &W) {
 }
 
 /// The lease that such a reply brings was over before it came.
-pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease<W: World>(w: &W) {
+pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(500));
     for once in [false, true] {
@@ -211,14 +211,14 @@ pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease<W: World>(w
     let begin = Instant::now();
     let acquired = lock.acquire_within(ms(1600)).await;
     assert!(!matches!(acquired, Ok(true)), "{acquired:?}");
-    assert_took(begin, ms(1600), W::LATE);
+    assert_took(begin, ms(1600), w.late());
     w.set_latency(ms(0));
     idle(&registry).await;
 }
 
 /// Answers take longer than a lease lasts. Each win renewed the key and was over on arrival: nobody had the key, and nobody
 /// else could have it, until the wait was over. Whoever wants a longer ttl has it.
-pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told<W: World>(w: &W) {
+pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told(w: &dyn World) {
     const TTL: Duration = ms(500);
     const SLOW: Duration = ms(700);
     #[track_caller]
@@ -257,7 +257,7 @@ pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told<W: World>(w: &W
 }
 
 /// An answer that is not available in the registry's time is none.
-pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
+pub(crate) async fn a_store_that_does_not_answer_errs_in_time(w: &dyn World) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     connected(&registry).await;
     let lock = registry.obtain("k");
@@ -266,7 +266,7 @@ pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
     w.set_latency(ms(3000));
     let begin = Instant::now();
     assert_err!(lock.acquire_once().await, Store, "k");
-    assert_took(begin, ms(300), W::LATE);
+    assert_took(begin, ms(300), w.late());
     // Nor is it "busy" to one who waits for others less long.
     assert_err!(lock.acquire_within(ms(50)).await, Store, "k");
     w.set_latency(ms(0));
@@ -276,7 +276,7 @@ pub(crate) async fn a_store_that_does_not_answer_errs_in_time<W: World>(w: &W) {
 }
 
 /// A wait bounds how long others are waited for. The first answer counts, also if it comes after that.
-pub(crate) async fn a_slow_store_serves_a_short_wait<W: World>(w: &W) {
+pub(crate) async fn a_slow_store_serves_a_short_wait(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     assert!(lock.acquire_once().await.unwrap());
@@ -292,7 +292,7 @@ pub(crate) async fn a_slow_store_serves_a_short_wait<W: World>(w: &W) {
 }
 
 /// A lease that is valid stays so without its store.
-pub(crate) async fn an_outage_is_no_loss<W: World>(w: &W) {
+pub(crate) async fn an_outage_is_no_loss(w: &dyn World) {
     w.leases_last(ms(300));
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(1000));
@@ -307,6 +307,6 @@ pub(crate) async fn an_outage_is_no_loss<W: World>(w: &W) {
         .await;
     assert_err!(lost, Lost, "k");
     assert!(begin.elapsed() >= ms(980), "lost before its deadline");
-    assert!(begin.elapsed() <= ms(1000) + W::LATE);
+    assert!(begin.elapsed() <= ms(1000) + w.late());
     w.set_offline(false);
 }

@@ -3,12 +3,13 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use lockstream::LockRegistry;
 use lockstream::store::PostgresStore;
 
 use crate::support::{PgSchema, PgServer, Proxy, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, LATE_AT_A_SERVER, World, ms};
+use crate::world::{BOUND, World, ms};
 
 pub(crate) type Postgres = On<false>;
 
@@ -48,11 +49,6 @@ impl<const PUBLISHED: bool> On<PUBLISHED> {
 }
 
 impl<const PUBLISHED: bool> World for On<PUBLISHED> {
-    const LATE: Duration = LATE_AT_A_SERVER;
-    /// Each is two transactions, and nobody shares them.
-    const MANY: usize = 2_000;
-    const PAUSED: bool = false;
-
     fn new() -> Self {
         let server = match PUBLISHED {
             true => published(),
@@ -77,14 +73,21 @@ impl<const PUBLISHED: bool> World for On<PUBLISHED> {
         }
     }
 
+    /// Each is two transactions, and nobody shares them.
+    fn many(&self) -> usize {
+        2_000
+    }
+
     fn watch(&self) -> &Watch {
         &self.watch
     }
 
-    async fn builder(&self) -> Builder {
-        let store =
-            PostgresStore::builder(PgServer::url_at(self.proxy.port())).schema(self.schema.name());
-        self.settle(store.connect().await.unwrap())
+    fn builder(&self) -> BoxFuture<'_, Builder> {
+        Box::pin(async {
+            let store = PostgresStore::builder(PgServer::url_at(self.proxy.port()))
+                .schema(self.schema.name());
+            self.settle(store.connect().await.unwrap())
+        })
     }
 
     fn lazy_builder(&self) -> Builder {

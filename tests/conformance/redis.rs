@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
 
@@ -11,7 +12,7 @@ pub(crate) use crate::cluster::OnCluster;
 pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, LATE_AT_A_SERVER, World, ms};
+use crate::world::{BOUND, World, ms};
 
 /// Which server a world is on.
 pub(crate) trait Make: Send + Sync + 'static {
@@ -83,6 +84,11 @@ impl<M: Make> On<M> {
         }
     }
 
+    pub(crate) async fn registries<const N: usize>(&self) -> [LockRegistry; N] {
+        let this: &dyn World = self;
+        this.registries().await
+    }
+
     pub(crate) fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(ms(2000))
@@ -93,9 +99,6 @@ impl<M: Make> On<M> {
 }
 
 impl<M: Make> World for On<M> {
-    const LATE: Duration = LATE_AT_A_SERVER;
-    const PAUSED: bool = false;
-
     fn new() -> Self {
         let mut server = RedisServer::builder().program(M::PROGRAM);
         if M::MEEK {
@@ -116,8 +119,8 @@ impl<M: Make> World for On<M> {
         &self.watch
     }
 
-    async fn builder(&self) -> Builder {
-        self.settle(RedisStore::connect(self.url()).await.unwrap())
+    fn builder(&self) -> BoxFuture<'_, Builder> {
+        Box::pin(async { self.settle(RedisStore::connect(self.url()).await.unwrap()) })
     }
 
     fn lazy_builder(&self) -> Builder {

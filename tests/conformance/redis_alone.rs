@@ -42,7 +42,7 @@ pub(crate) async fn plain_locks_exclude_us_and_we_them(w: &On<impl Make>) {
     assert!(set_nx(w.server(), "foreign", "500"));
     let begin = Instant::now();
     assert!(lock.acquire().await.unwrap());
-    assert!(begin.elapsed() >= ms(480) && begin.elapsed() <= ms(500) + Redis::LATE);
+    assert!(begin.elapsed() >= ms(480) && begin.elapsed() <= ms(500) + w.late());
 }
 
 /// Whatever it is: a text, no text at all, much of it, or nothing.
@@ -101,7 +101,7 @@ pub(crate) async fn a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting
     let begin = Instant::now();
     w.server().cmd(&["PEXPIRE", "lock:k", "800"]);
     assert!(acquire.await.unwrap());
-    assert!(begin.elapsed() >= ms(780) && begin.elapsed() <= ms(800) + Redis::LATE);
+    assert!(begin.elapsed() >= ms(780) && begin.elapsed() <= ms(800) + w.late());
 }
 
 /// Deleted by hand, it is told to nobody; one that has no ttl at all is looked at every 8 to 12 s (W2).
@@ -114,7 +114,7 @@ pub(crate) async fn a_foreign_lock_without_a_ttl_is_looked_at(w: &Redis) {
     w.server().del("lock:k");
     let begin = Instant::now();
     assert!(acquire.await.unwrap());
-    assert!(begin.elapsed() <= ms(12_050) + Redis::LATE);
+    assert!(begin.elapsed() <= ms(12_050) + w.late());
 }
 
 /// The value is compared and the key deleted in one step, and whoever waits is served at once.
@@ -401,12 +401,12 @@ pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make
     w.server().stop();
     let begin = Instant::now();
     assert_err!(lock.acquire_once().await, Store, "k");
-    assert_took(begin, ms(300), Redis::LATE);
+    assert_took(begin, ms(300), w.late());
     // It hangs: that is not "busy", however short the wait.
     assert_err!(lock.acquire_within(ms(20)).await, Store, "k");
     let begin = Instant::now();
     assert_err!(lock.acquire_within(ms(400)).await, Store, "k");
-    assert_took(begin, ms(400), Redis::LATE);
+    assert_took(begin, ms(400), w.late());
     w.server().cont();
     assert!(lock.acquire_within(SOON).await.unwrap());
     assert!(lock.release().await.unwrap());

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use crate::assert_err;
 use crate::world::{World, assert_took, eventually, free, idle, is_held, ms, poll_once};
 
-pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours<W: World>(w: &W) {
+pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours(w: &dyn World) {
     let [here, there] = w.registries().await;
     // Long enough that a busy machine is never late with three renewals in a row.
     let ttl = ms(1500);
@@ -23,7 +23,7 @@ pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours<W: Wor
     assert!(other.acquire_within(ms(500)).await.unwrap());
 }
 
-pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock<W: World>(w: &W) {
+pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock(w: &dyn World) {
     let builder = w.builder().await.ttl(ms(500));
     let registry = builder.renewal(Renewal::watchdog()).build().unwrap();
     let slow = async {
@@ -35,7 +35,7 @@ pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock<W: World>(w: &W) {
     let fixed = registry.obtain("k").ttl(ms(500));
     let begin = Instant::now();
     assert_err!(pending::<()>().with_lock(fixed).await, Lost, "k");
-    assert_took(begin, ms(493), W::LATE);
+    assert_took(begin, ms(493), w.late());
 
     // A stream is work, too: for four ttls, and between its items.
     let other = w.registry().await.obtain("k");
@@ -52,7 +52,7 @@ pub(crate) async fn work_longer_than_its_ttl_keeps_its_lock<W: World>(w: &W) {
     assert!(rows.next().await.is_none());
 }
 
-pub(crate) async fn at_most_so_many_renewals<W: World>(w: &W) {
+pub(crate) async fn at_most_so_many_renewals(w: &dyn World) {
     let registry = w.registry().await;
     let twice = Renewal::watchdog().max_renewals(2);
     let lock = registry.obtain("k").ttl(ms(600)).renewal(twice);
@@ -60,11 +60,11 @@ pub(crate) async fn at_most_so_many_renewals<W: World>(w: &W) {
     let lease = lock.lease().await.unwrap();
     assert!(matches!(lease.lost().await, LockError::Lost { .. }));
     // Renewed at 200 and 400 ms, and over a whole ttl later.
-    assert_took(begin, ms(400 + 592), W::LATE);
+    assert_took(begin, ms(400 + 592), w.late());
 }
 
 /// The key is gone, or another's: the holder knows at the next renewal, long before its deadline. Work is dropped then.
-pub(crate) async fn a_renewal_finds_the_loss<W: World>(w: &W) {
+pub(crate) async fn a_renewal_finds_the_loss(w: &dyn World) {
     let registry = w.registry().await;
     let renewed = |key| {
         let lock = registry.obtain(key).ttl(ms(6000));
@@ -88,14 +88,14 @@ pub(crate) async fn a_renewal_finds_the_loss<W: World>(w: &W) {
     w.expire("work");
     let (lost, ended) = tokio::join!(lease.lost(), work);
     assert!(lost.is_lost());
-    assert!(begin.elapsed() <= ms(2000) + W::LATE);
+    assert!(begin.elapsed() <= ms(2000) + w.late());
     assert_err!(lease.release().await, Lost, "k");
     assert_err!(ended, Lost, "work");
     assert_eq!(Arc::strong_count(&guard), 1, "the work outlived its lease");
 }
 
 /// Nothing is prolonged after its release, however the two cross.
-pub(crate) async fn released_leases_are_not_renewed<W: World>(w: &W) {
+pub(crate) async fn released_leases_are_not_renewed(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(450));
     let lock = lock.renewal(Renewal::watchdog());

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use lockstream::store::{RedisStore, RedisStoreBuilder};
 
 use crate::redis::Redis;
@@ -26,11 +27,6 @@ impl OnReplicas {
 }
 
 impl World for OnReplicas {
-    /// Another server has to come to its turn for each lock.
-    const LATE: Duration = ms(2_500);
-    const BRIEF: Duration = ms(1_440);
-    const PAUSED: bool = Redis::PAUSED;
-
     fn new() -> Self {
         let inner = Redis::new();
         let primary = inner.server();
@@ -51,6 +47,15 @@ impl World for OnReplicas {
         }
     }
 
+    /// Another server has to come to its turn for each lock.
+    fn late(&self) -> Duration {
+        ms(2_500)
+    }
+
+    fn brief(&self) -> Duration {
+        ms(1_440)
+    }
+
     fn leases_last(&self, shortest: Duration) {
         // Less than a lease lasts, and else so long that the replica comes to its turn on a busy machine as well.
         let within = shortest * 5 / 6;
@@ -62,8 +67,8 @@ impl World for OnReplicas {
         self.inner.watch()
     }
 
-    async fn builder(&self) -> Builder {
-        self.inner.settle(self.store().connect().await.unwrap())
+    fn builder(&self) -> BoxFuture<'_, Builder> {
+        Box::pin(async { self.inner.settle(self.store().connect().await.unwrap()) })
     }
 
     fn lazy_builder(&self) -> Builder {

@@ -37,7 +37,7 @@ fn runtime() -> Runtime {
 }
 
 /// Its lease lasts as long as it said, and no longer; neither a loss nor a drop needs the dead runtime.
-pub(crate) fn a_runtime_dropped_right_after_a_lease_was_taken<W: World>(w: &W) {
+pub(crate) fn a_runtime_dropped_right_after_a_lease_was_taken(w: &dyn World) {
     let first = runtime();
     let registry = first.block_on(w.registry());
     let lock = registry.obtain("k").ttl(ms(1000));
@@ -60,7 +60,7 @@ pub(crate) fn a_runtime_dropped_right_after_a_lease_was_taken<W: World>(w: &W) {
 }
 
 /// Dropped in the last line of its runtime it may be released by nobody, but then it runs out.
-pub(crate) fn a_lease_dropped_with_its_runtime_runs_out<W: World>(w: &W) {
+pub(crate) fn a_lease_dropped_with_its_runtime_runs_out(w: &dyn World) {
     let first = runtime();
     let registry = first.block_on(w.registry());
     first.block_on(async {
@@ -81,7 +81,7 @@ pub(crate) fn a_lease_dropped_with_its_runtime_runs_out<W: World>(w: &W) {
     });
 }
 
-pub(crate) fn a_lease_of_one_runtime_is_released_on_another<W: World>(w: &W) {
+pub(crate) fn a_lease_of_one_runtime_is_released_on_another(w: &dyn World) {
     let first = runtime();
     let registry = first.block_on(w.registry());
     let lock = registry.obtain("handle").ttl(ms(8000));
@@ -103,7 +103,7 @@ pub(crate) fn a_lease_of_one_runtime_is_released_on_another<W: World>(w: &W) {
 }
 
 /// The same registry on one runtime after another, each time with all that needs tasks and timers.
-pub(crate) fn a_registry_outlives_its_runtimes<W: World>(w: &W) {
+pub(crate) fn a_registry_outlives_its_runtimes(w: &dyn World) {
     let (registry, other) = (
         w.lazy_builder().build().unwrap(),
         w.lazy_builder().build().unwrap(),
@@ -134,7 +134,7 @@ pub(crate) fn a_registry_outlives_its_runtimes<W: World>(w: &W) {
 
 /// Two runtimes at once, and the one on which the registry's tasks run goes: the other's waiters must neither wait past
 /// their time nor miss their turn.
-pub(crate) fn waiters_outlive_another_runtime<W: World>(w: &W) {
+pub(crate) fn waiters_outlive_another_runtime(w: &dyn World) {
     let (registry, other) = (
         w.lazy_builder().build().unwrap(),
         w.lazy_builder().build().unwrap(),
@@ -176,7 +176,7 @@ pub(crate) fn waiters_outlive_another_runtime<W: World>(w: &W) {
 }
 
 /// A lease whose registry's tasks went with another runtime still tells its end.
-pub(crate) fn a_loss_is_told_after_another_runtime_is_gone<W: World>(w: &W) {
+pub(crate) fn a_loss_is_told_after_another_runtime_is_gone(w: &dyn World) {
     let registry = w.lazy_builder().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let kept = first.block_on(registry.obtain("first").lease()).unwrap();
@@ -201,7 +201,7 @@ pub(crate) fn a_loss_is_told_after_another_runtime_is_gone<W: World>(w: &W) {
 
 /// D7: a guard outlives the runtime that acquired it, and nobody looks at it meanwhile. It was renewed no more, though
 /// another runtime was there. One that was forgotten is renewed as well.
-pub(crate) fn a_lease_is_renewed_by_the_runtime_that_is_left<W: World>(w: &W) {
+pub(crate) fn a_lease_is_renewed_by_the_runtime_that_is_left(w: &dyn World) {
     for second_works in [false, true] {
         let registry = w.lazy_builder().build().unwrap();
         let (first, second) = (runtime(), runtime());
@@ -230,7 +230,7 @@ pub(crate) fn a_lease_is_renewed_by_the_runtime_that_is_left<W: World>(w: &W) {
 }
 
 /// D7: the registry knows no other runtime when the first one ends, until somebody looks at the guard.
-pub(crate) fn a_lease_is_renewed_where_it_is_looked_at<W: World>(w: &W) {
+pub(crate) fn a_lease_is_renewed_where_it_is_looked_at(w: &dyn World) {
     let registry = w.lazy_builder().build().unwrap();
     let first = runtime();
     let lease = first.block_on(renewed(&registry).lease()).unwrap();
@@ -245,7 +245,7 @@ pub(crate) fn a_lease_is_renewed_where_it_is_looked_at<W: World>(w: &W) {
 
 /// D7: the registry's tasks are not left to a runtime without timers, though a guard was looked at there last. They
 /// panicked there, which closed the registry.
-pub(crate) fn a_runtime_without_timers_is_passed_over<W: World>(w: &W) {
+pub(crate) fn a_runtime_without_timers_is_passed_over(w: &dyn World) {
     let registry = w.lazy_builder().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let without_timers = Builder::new_current_thread().build().unwrap();
@@ -269,7 +269,7 @@ pub(crate) fn a_runtime_without_timers_is_passed_over<W: World>(w: &W) {
 
 /// D7: work under a lock begins on one runtime and goes on on another, before or after the first one has ended. It was
 /// dropped as if its lease were lost, or lost it and was not told.
-pub(crate) fn work_that_moves_to_another_runtime_keeps_its_lease<W: World>(w: &W) {
+pub(crate) fn work_that_moves_to_another_runtime_keeps_its_lease(w: &dyn World) {
     for moves_first in [false, true] {
         let registry = w.lazy_builder().build().unwrap();
         let (first, second) = (runtime(), runtime());
@@ -313,7 +313,7 @@ pub(crate) fn work_that_moves_to_another_runtime_keeps_its_lease<W: World>(w: &W
     }
 }
 
-pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases<W: World>(w: &W) {
+pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases(w: &dyn World) {
     let runtime = runtime();
     let registry = runtime.block_on(w.registry());
     let lease = runtime.block_on(registry.obtain("guard").lease()).unwrap();
@@ -353,7 +353,7 @@ pub(crate) fn a_drop_on_a_thread_without_a_runtime_releases<W: World>(w: &W) {
 }
 
 /// As in a `static`: nothing but the first poll needs a runtime.
-pub(crate) fn a_registry_made_outside_a_runtime_works_in_one<W: World>(w: &W) {
+pub(crate) fn a_registry_made_outside_a_runtime_works_in_one(w: &dyn World) {
     let registry = w.lazy_builder().build().unwrap();
     let lock = registry.obtain("k");
     let acquire = lock.acquire();
@@ -371,7 +371,7 @@ thread_local! {
 }
 
 /// Its destructor panicked where the locals of the crate and of tokio were gone, and the process aborted.
-pub(crate) fn what_is_in_a_local_of_a_thread_is_released_at_its_end<W: World>(w: &W) {
+pub(crate) fn what_is_in_a_local_of_a_thread_is_released_at_its_end(w: &dyn World) {
     let home = runtime();
     let registry = home.block_on(w.registry());
     let other = home.block_on(w.registry());
@@ -454,7 +454,7 @@ fn keep(value: impl Any) {
 
 /// The end of `main`, or of a test, on however many threads: tasks end in any order there. The end of our own, before that
 /// of the registry or of a lease, looked like an outage in one of three.
-pub(crate) fn a_clean_end_warns_of_nothing<W: World>(w: &W) {
+pub(crate) fn a_clean_end_warns_of_nothing(w: &dyn World) {
     let log = Log::default();
     for round in 0..32 {
         let (drains, outlives) = (round & 1 == 1, round & 2 == 2);

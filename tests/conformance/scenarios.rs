@@ -12,7 +12,7 @@ use crate::world::{World, assert_took, ms};
 const WORK: Duration = ms(2000);
 
 /// Five callers, each in a process of its own, ask once.
-pub(crate) async fn of_five_that_ask_once_one_gets_it<W: World>(w: &W) {
+pub(crate) async fn of_five_that_ask_once_one_gets_it(w: &dyn World) {
     let registries: [_; 5] = w.registries().await;
     let locks = registries.each_ref().map(|registry| registry.obtain("k"));
     let answers: FuturesUnordered<_> = locks.iter().map(|lock| lock.acquire_once()).collect();
@@ -61,7 +61,7 @@ fn assert_one_after_the_other(working: &[(Instant, Instant)]) {
 }
 
 /// Three callers work 2 s each, and wait as long as it takes.
-pub(crate) async fn three_that_wait_take_turns<W: World>(w: &W) {
+pub(crate) async fn three_that_wait_take_turns(w: &dyn World) {
     let registries: [_; 3] = w.registries().await;
     let working = RefCell::default();
     let begin = Instant::now();
@@ -73,21 +73,21 @@ pub(crate) async fn three_that_wait_take_turns<W: World>(w: &W) {
     let took = StepVerifier::try_create(callers)
         .expect_no_event(WORK - ms(10))
         .expect_next(true)
-        .expect_no_event((WORK - ms(10)).saturating_sub(W::LATE))
+        .expect_no_event((WORK - ms(10)).saturating_sub(w.late()))
         .expect_next(true)
-        .expect_no_event((WORK - ms(10)).saturating_sub(W::LATE))
+        .expect_no_event((WORK - ms(10)).saturating_sub(w.late()))
         .expect_next(true)
         .expect_complete()
         .verify()
         .await;
-    assert!(took <= 3 * (WORK + W::LATE), "{took:?}");
-    assert_took(begin, 3 * WORK, 3 * W::LATE);
+    assert!(took <= 3 * (WORK + w.late()), "{took:?}");
+    assert_took(begin, 3 * WORK, 3 * w.late());
     assert_eq!(working.borrow().len(), 3);
     assert_one_after_the_other(&working.borrow());
 }
 
 /// Three callers work 2 s each and wait 3 s: the third's turn would come after 4 s.
-pub(crate) async fn of_three_that_wait_too_short_one_is_refused<W: World>(w: &W) {
+pub(crate) async fn of_three_that_wait_too_short_one_is_refused(w: &dyn World) {
     let registries: [_; 3] = w.registries().await;
     let working = RefCell::default();
     let callers: FuturesUnordered<_> = registries
@@ -104,7 +104,7 @@ pub(crate) async fn of_three_that_wait_too_short_one_is_refused<W: World>(w: &W)
     }))
     .expect_no_event(WORK - ms(10))
     .expect_next(true)
-    .expect_no_event(ms(900).saturating_sub(W::LATE))
+    .expect_no_event(ms(900).saturating_sub(w.late()))
     .expect_next(false)
     .expect_next(true)
     .expect_complete()
@@ -116,7 +116,7 @@ pub(crate) async fn of_three_that_wait_too_short_one_is_refused<W: World>(w: &W)
         "given up early, after {refused_at:?}"
     );
     assert!(
-        refused_at <= ms(3000) + W::LATE,
+        refused_at <= ms(3000) + w.late(),
         "given up late, after {refused_at:?}"
     );
     assert_eq!(working.borrow().len(), 2);

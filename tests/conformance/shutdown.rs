@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::assert_err;
 use crate::world::{SOON, World, connected, ms, poll_once, waiting};
 
-pub(crate) async fn everybody_is_told_and_everything_given_back<W: World>(w: &W) {
+pub(crate) async fn everybody_is_told_and_everything_given_back(w: &dyn World) {
     let [here, there] = w.registries().await;
     let guard = Arc::new(());
     let (in_work, in_stream) = (guard.clone(), guard.clone());
@@ -82,7 +82,7 @@ pub(crate) async fn everybody_is_told_and_everything_given_back<W: World>(w: &W)
     assert_eq!(here.in_use(), 0);
 }
 
-pub(crate) async fn a_closed_registry_stays_closed<W: World>(w: &W) {
+pub(crate) async fn a_closed_registry_stays_closed(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let mut twice = (registry.shutdown(), registry.clone().shutdown());
@@ -107,7 +107,7 @@ pub(crate) async fn a_closed_registry_stays_closed<W: World>(w: &W) {
 }
 
 /// Once polled it goes on when it is dropped.
-pub(crate) async fn a_shutdown_dropped_goes_on<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_dropped_goes_on(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lock = here.obtain("k");
     assert!(lock.acquire().await.unwrap());
@@ -124,7 +124,7 @@ pub(crate) async fn a_shutdown_dropped_goes_on<W: World>(w: &W) {
 }
 
 /// Three response time-outs at the latest; what is left then runs out by itself.
-pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W) {
+pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store(w: &dyn World) {
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(200)).build().unwrap();
     connected(&here).await;
@@ -134,7 +134,7 @@ pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W
     let begin = Instant::now();
     here.shutdown().await;
     assert!(
-        begin.elapsed() <= ms(600) + W::LATE,
+        begin.elapsed() <= ms(600) + w.late(),
         "{:?}",
         begin.elapsed()
     );
@@ -142,11 +142,11 @@ pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store<W: World>(w: &W
     w.set_offline(false);
     let other = there.obtain("k");
     assert!(other.acquire().await.unwrap());
-    assert!(begin.elapsed() <= ms(2000) + W::LATE);
+    assert!(begin.elapsed() <= ms(2000) + w.late());
 }
 
 /// For longer than its ttl, since it is renewed.
-pub(crate) async fn a_drain_lets_work_end_and_takes_nobody<W: World>(w: &W) {
+pub(crate) async fn a_drain_lets_work_end_and_takes_nobody(w: &dyn World) {
     let [here, there] = w.registries().await;
     let lease = here.obtain("k").lease().await.unwrap();
     let _theirs = there.obtain("theirs").lease().await.unwrap();

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::assert_err;
 use crate::world::{World, assert_took, free, idle, is_held, ms, poll_once, waited, waiting};
 
-pub(crate) async fn a_stream_is_held_to_its_end_not_to_its_first_item<W: World>(w: &W) {
+pub(crate) async fn a_stream_is_held_to_its_end_not_to_its_first_item(w: &dyn World) {
     let [here, there] = w.registries().await;
     let (lock, other) = (here.obtain("k"), there.obtain("k"));
     let token = Cell::new(None);
@@ -35,7 +35,7 @@ pub(crate) async fn a_stream_is_held_to_its_end_not_to_its_first_item<W: World>(
     assert!(rows.next().await.is_none(), "it was fused");
 }
 
-pub(crate) async fn a_stream_dropped_half_way_releases<W: World>(w: &W) {
+pub(crate) async fn a_stream_dropped_half_way_releases(w: &dyn World) {
     let [here, there] = w.registries().await;
     let (lock, other) = (here.obtain("k"), there.obtain("k"));
     for taken in 0..3 {
@@ -58,7 +58,7 @@ pub(crate) async fn a_stream_dropped_half_way_releases<W: World>(w: &W) {
         );
         let begin = Instant::now();
         assert!(other.acquire().await.unwrap());
-        assert_took(begin, ms(0), W::LATE);
+        assert_took(begin, ms(0), w.late());
         assert!(other.release().await.unwrap());
         idle(&here).await;
     }
@@ -73,7 +73,7 @@ pub(crate) async fn a_stream_dropped_half_way_releases<W: World>(w: &W) {
     free(&other).await;
 }
 
-pub(crate) async fn a_stream_is_not_polled_while_others_hold_the_lock<W: World>(w: &W) {
+pub(crate) async fn a_stream_is_not_polled_while_others_hold_the_lock(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     let polled = Cell::new(false);
@@ -83,8 +83,8 @@ pub(crate) async fn a_stream_is_not_polled_while_others_hold_the_lock<W: World>(
         let begin = Instant::now();
         let mut busy = Box::pin(rows().with_lock(&lock));
         let error = assert_err!(busy.next().await.unwrap(), NotAcquired, "k");
-        assert_took(begin, ms(100), W::LATE);
-        assert!(waited(&error) >= ms(100) && waited(&error) <= ms(100) + W::LATE);
+        assert_took(begin, ms(100), w.late());
+        assert!(waited(&error) >= ms(100) && waited(&error) <= ms(100) + w.late());
         assert!(busy.is_terminated());
         assert!(
             busy.next().await.is_none(),
@@ -99,13 +99,13 @@ pub(crate) async fn a_stream_is_not_polled_while_others_hold_the_lock<W: World>(
             .await
             .unwrap();
         assert_eq!(skipped, [0; 0]);
-        assert_took(begin, ms(100), W::LATE);
+        assert_took(begin, ms(100), w.late());
     }
     assert!(!polled.get());
     held.release().await.unwrap();
 }
 
-pub(crate) async fn a_stream_starts_when_the_lock_is_free<W: World>(w: &W) {
+pub(crate) async fn a_stream_starts_when_the_lock_is_free(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     let lock = there.obtain("k");
@@ -125,7 +125,7 @@ pub(crate) async fn a_stream_starts_when_the_lock_is_free<W: World>(w: &W) {
 }
 
 /// A stream's errors are items like any other.
-pub(crate) async fn a_streams_own_errors_do_not_end_it<W: World>(w: &W) {
+pub(crate) async fn a_streams_own_errors_do_not_end_it(w: &dyn World) {
     #[derive(Debug)]
     enum RowError {
         Lock(LockError),
@@ -172,7 +172,7 @@ pub(crate) async fn a_streams_own_errors_do_not_end_it<W: World>(w: &W) {
 }
 
 /// One item asked for is one poll: none ahead, none before the lock is held, and none after the end.
-pub(crate) async fn back_pressure_is_the_streams_own<W: World>(w: &W) {
+pub(crate) async fn back_pressure_is_the_streams_own(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = there.obtain("k").lease().await.unwrap();
     let (polls, mut numbers) = (Cell::new(0), 1..=3);
@@ -199,7 +199,7 @@ pub(crate) async fn back_pressure_is_the_streams_own<W: World>(w: &W) {
     assert_eq!(polls.get(), 4);
 }
 
-pub(crate) async fn a_stream_that_is_slow_is_waited_for_under_the_lease<W: World>(w: &W) {
+pub(crate) async fn a_stream_that_is_slow_is_waited_for_under_the_lease(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let rows = stream::iter(0..3).then(async |row| {
@@ -214,11 +214,11 @@ pub(crate) async fn a_stream_that_is_slow_is_waited_for_under_the_lease<W: World
     let begin = Instant::now();
     let rows: Vec<_> = rows.try_collect().await.unwrap();
     assert_eq!(rows, [0, 1, 2]);
-    assert_took(begin, ms(150), W::LATE);
+    assert_took(begin, ms(150), w.late());
     assert!(!is_held(&lock).await);
 }
 
-pub(crate) async fn done_streams_say_so<W: World>(w: &W) {
+pub(crate) async fn done_streams_say_so(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let rows = stream::iter([1]).with_lock(&lock);

@@ -9,21 +9,20 @@ const HANGS: std::time::Duration = ms(240_000);
 /// Runs a case on a store of its own. When all of it is gone nothing may be left in the store, and its registries must
 /// have told of everything, in order.
 pub(crate) async fn run<W: World>(case: impl AsyncFn(&mut W)) {
-    let run = async || {
-        let mut world = W::new();
-        let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
-        ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
-        assert_nothing_left(&world).await;
-        world.watch().all().await;
-    };
-    if W::PAUSED {
-        return run().await;
-    }
-    on_a_steady_machine(run).await;
+    let mut world = W::new();
+    let ended = tokio::time::timeout(HANGS, case(&mut world)).await;
+    ended.unwrap_or_else(|_| panic!("not done within {HANGS:?}"));
+    assert_nothing_left(&world).await;
+    world.watch().all().await;
+}
+
+/// [`run`] in real time.
+pub(crate) async fn run_in_real_time<W: World>(case: impl AsyncFn(&mut W)) {
+    on_a_steady_machine(async || run(&case).await).await;
 }
 
 /// [`run`] for cases that make runtimes of their own, in real time on every store.
-pub(crate) fn run_outside<W: World>(case: impl Fn(&W)) {
+pub(crate) fn run_outside<W: World>(case: fn(&dyn World)) {
     on_a_steady_machine_blocking(|| {
         let world = W::new();
         case(&world);
@@ -38,7 +37,7 @@ pub(crate) fn run_outside<W: World>(case: impl Fn(&W)) {
     });
 }
 
-async fn assert_nothing_left<W: World>(world: &W) {
+async fn assert_nothing_left(world: &dyn World) {
     world.set_offline(false);
     world.set_latency(ms(0));
     empty(world).await;
@@ -198,13 +197,22 @@ macro_rules! case {
     (without_runtime $world:ident, $module:ident, $case:ident, $runtime:tt) => {
         #[test]
         fn $case() {
-            $crate::suite::run_outside($crate::$module::$case::<$world>);
+            $crate::suite::run_outside::<$world>($crate::$module::$case);
+        }
+    };
+    (in_runtime $world:ident, $module:ident, $case:ident, (start_paused = true)) => {
+        #[tokio::test(start_paused = true)]
+        async fn $case() {
+            $crate::suite::run(async |world: &mut $world| $crate::$module::$case(world).await).await;
         }
     };
     (in_runtime $world:ident, $module:ident, $case:ident, ($($runtime:tt)*)) => {
         #[tokio::test($($runtime)*)]
         async fn $case() {
-            $crate::suite::run(async |world: &mut $world| $crate::$module::$case(world).await).await;
+            $crate::suite::run_in_real_time(async |world: &mut $world| {
+                $crate::$module::$case(world).await;
+            })
+            .await;
         }
     };
 }

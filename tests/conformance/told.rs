@@ -12,7 +12,7 @@ use crate::assert_err;
 use crate::watch::told_so_far;
 use crate::world::{BACK, World, eventually, free, is_held, ms, poll_once, waited, waiting};
 
-async fn named<W: World>(w: &W, name: &str) -> LockRegistry {
+async fn named(w: &dyn World, name: &str) -> LockRegistry {
     let registry = w.builder().await.name(name).build().unwrap();
     registry.obtain("anything").inspect().await.unwrap();
     registry
@@ -38,7 +38,7 @@ fn cause(error: &LockError) -> LossCause {
 }
 
 /// By the answer to what was asked anyway: see `a_lock_costs_two_calls`.
-pub(crate) async fn a_busy_lock_names_its_holder<W: World>(w: &W) {
+pub(crate) async fn a_busy_lock_names_its_holder(w: &dyn World) {
     let there = named(w, "ci-7").await;
     let here = w.registry().await;
     let held = there.obtain("k").ttl(ms(5000)).lease().await.unwrap();
@@ -76,7 +76,7 @@ pub(crate) async fn a_busy_lock_names_its_holder<W: World>(w: &W) {
     assert!(lock.acquire_once().await.unwrap());
 }
 
-pub(crate) async fn a_holder_here_is_named<W: World>(w: &W) {
+pub(crate) async fn a_holder_here_is_named(w: &dyn World) {
     let registry = named(w, "ci-8").await;
     let held = registry.obtain("k").ttl(ms(5000)).lease().await.unwrap();
     let owner = registry
@@ -98,7 +98,7 @@ pub(crate) async fn a_holder_here_is_named<W: World>(w: &W) {
 }
 
 /// A registry without a name is its random id.
-pub(crate) async fn a_holder_without_a_name_is_its_id<W: World>(w: &W) {
+pub(crate) async fn a_holder_without_a_name_is_its_id(w: &dyn World) {
     let [here, there] = w.registries().await;
     let _held = there.obtain("k").lease().await.unwrap();
     let owner = here
@@ -116,7 +116,7 @@ pub(crate) async fn a_holder_without_a_name_is_its_id<W: World>(w: &W) {
 }
 
 /// One of them, the first that ends, and how many there are.
-pub(crate) async fn who_shares_a_busy_lock_is_counted<W: World>(w: &W) {
+pub(crate) async fn who_shares_a_busy_lock_is_counted(w: &dyn World) {
     let (there, other) = (named(w, "ci-7").await, named(w, "ci-9").await);
     let here = w.registry().await;
     let ask = async || {
@@ -180,7 +180,7 @@ pub(crate) async fn who_shares_a_busy_lock_is_counted<W: World>(w: &W) {
 }
 
 /// It asks again when the lease is over that it was told of, and is told who has it then.
-pub(crate) async fn a_long_wait_names_who_has_it_at_its_end<W: World>(w: &W) {
+pub(crate) async fn a_long_wait_names_who_has_it_at_its_end(w: &dyn World) {
     let (first, second) = (named(w, "ci-1").await, named(w, "ci-2").await);
     let here = w.registry().await;
     let held = first.obtain("k").ttl(ms(1500)).lease().await.unwrap();
@@ -196,7 +196,7 @@ pub(crate) async fn a_long_wait_names_who_has_it_at_its_end<W: World>(w: &W) {
 }
 
 /// Of the readers and permits of a registry only the first asks again (M5).
-pub(crate) async fn who_waits_behind_others_is_told_what_they_know<W: World>(w: &W) {
+pub(crate) async fn who_waits_behind_others_is_told_what_they_know(w: &dyn World) {
     let (there, here) = (named(w, "ci-7").await, w.registry().await);
     let lock = there.obtain("k").ttl(ms(600));
     let held = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
@@ -210,7 +210,7 @@ pub(crate) async fn who_waits_behind_others_is_told_what_they_know<W: World>(w: 
     first.await.unwrap().release().await.unwrap();
 }
 
-pub(crate) async fn a_group_names_the_key_and_who_has_it<W: World>(w: &W) {
+pub(crate) async fn a_group_names_the_key_and_who_has_it(w: &dyn World) {
     let there = named(w, "ci-7").await;
     let here = w.registry().await;
     let held = there.obtain("b").lease().await.unwrap();
@@ -224,7 +224,7 @@ pub(crate) async fn a_group_names_the_key_and_who_has_it<W: World>(w: &W) {
     free(&here.obtain("a")).await;
 }
 
-pub(crate) async fn who_keeps_a_key_is_named<W: World>(w: &W) {
+pub(crate) async fn who_keeps_a_key_is_named(w: &dyn World) {
     let there = named(w, "ci-7").await;
     let here = w.registry().await;
     let lock = there.obtain("k").on_finish(OnFinish::KeepFor(ms(3000)));
@@ -237,7 +237,7 @@ pub(crate) async fn who_keeps_a_key_is_named<W: World>(w: &W) {
 }
 
 /// The error, the event, and whoever looks before it was told.
-pub(crate) async fn a_fixed_lease_that_ends_says_why<W: World>(w: &W) {
+pub(crate) async fn a_fixed_lease_that_ends_says_why(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
     let lock = registry.obtain("k").ttl(ms(300));
@@ -263,7 +263,7 @@ pub(crate) async fn a_fixed_lease_that_ends_says_why<W: World>(w: &W) {
     free(&lock).await;
 }
 
-pub(crate) async fn a_lease_that_an_outage_ends_says_so<W: World>(w: &W) {
+pub(crate) async fn a_lease_that_an_outage_ends_says_so(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(900));
     let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
@@ -281,7 +281,7 @@ pub(crate) async fn a_lease_that_an_outage_ends_says_so<W: World>(w: &W) {
 }
 
 /// By a renewal, or by a release.
-pub(crate) async fn a_lease_whose_key_is_gone_says_so<W: World>(w: &W) {
+pub(crate) async fn a_lease_whose_key_is_gone_says_so(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(900));
     let lease = lock
@@ -300,7 +300,7 @@ pub(crate) async fn a_lease_whose_key_is_gone_says_so<W: World>(w: &W) {
 }
 
 /// By others of this program.
-pub(crate) async fn a_lease_that_another_guard_ended_says_so<W: World>(w: &W) {
+pub(crate) async fn a_lease_that_another_guard_ended_says_so(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").reentrant();
     let shared = lock.with_lease(async |outer| {

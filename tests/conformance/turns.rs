@@ -11,7 +11,7 @@ use crate::assert_err;
 use crate::world::{World, assert_took, free, ms, poll_once, waiting};
 
 /// One waiter a registry: the store's queue alone decides.
-pub(crate) async fn processes_take_turns_in_order_of_arrival<W: World>(w: &W) {
+pub(crate) async fn processes_take_turns_in_order_of_arrival(w: &dyn World) {
     let holder = w.registry().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let watch = holder.obtain("k");
@@ -44,7 +44,7 @@ pub(crate) async fn processes_take_turns_in_order_of_arrival<W: World>(w: &W) {
 }
 
 /// Whoever holds before them, and though some give up on the way.
-pub(crate) async fn waiters_of_one_process_take_turns_in_order_of_arrival<W: World>(w: &W) {
+pub(crate) async fn waiters_of_one_process_take_turns_in_order_of_arrival(w: &dyn World) {
     let elsewhere = w.registry().await;
     for passes in [0, 16] {
         let here = w.builder().await.local_passes(passes).build().unwrap();
@@ -77,7 +77,7 @@ pub(crate) async fn waiters_of_one_process_take_turns_in_order_of_arrival<W: Wor
 }
 
 /// However many wait in one process, another gets its turn.
-pub(crate) async fn many_waiters_in_one_process_do_not_shut_others_out<W: World>(w: &W) {
+pub(crate) async fn many_waiters_in_one_process_do_not_shut_others_out(w: &dyn World) {
     let [crowd, other] = w.registries().await;
     let held = crowd.obtain("k").lease().await.unwrap();
     let order = RefCell::new(Vec::new());
@@ -107,7 +107,7 @@ pub(crate) async fn many_waiters_in_one_process_do_not_shut_others_out<W: World>
 }
 
 /// W4: a `select!` arm that nobody polls must not hold a lock for ever.
-pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_process<W: World>(w: &W) {
+pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_process(w: &dyn World) {
     let [holder, sleeper, next] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let (asleep, awake) = (sleeper.obtain("k").ttl(ms(1500)), next.obtain("k"));
@@ -122,7 +122,7 @@ pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_process<W: World>(
     let begin = Instant::now();
     assert!(polled.await.unwrap());
     // A third of the ttl, give or take what the deadline leaves out of it.
-    assert_took(begin, ms(490), W::LATE);
+    assert_took(begin, ms(490), w.late());
     // Polled again it is no dead lease, but a new place in the queue.
     assert!(poll_once(&mut unpolled).await.is_none());
     waiting(&awake, 1).await;
@@ -131,7 +131,7 @@ pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_process<W: World>(
     assert!(asleep.release().await.unwrap());
 }
 
-pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_in_the_process<W: World>(w: &W) {
+pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_in_the_process(w: &dyn World) {
     let [here, there] = w.registries().await;
     for holder in [&here, &there] {
         let held = holder.obtain("k").lease().await.unwrap();
@@ -146,7 +146,7 @@ pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_in_the_process<W: 
         held.release().await.unwrap();
         let begin = Instant::now();
         assert!(polled.await.unwrap());
-        assert!(begin.elapsed() <= ms(700) + W::LATE);
+        assert!(begin.elapsed() <= ms(700) + w.late());
         assert!(poll_once(&mut unpolled).await.is_none());
         assert!(awake.release().await.unwrap());
         assert!(unpolled.await.unwrap());
@@ -155,7 +155,7 @@ pub(crate) async fn a_turn_that_is_not_taken_goes_to_the_next_in_the_process<W: 
     }
 }
 
-pub(crate) async fn a_turn_that_nobody_takes_frees_the_lock<W: World>(w: &W) {
+pub(crate) async fn a_turn_that_nobody_takes_frees_the_lock(w: &dyn World) {
     let [holder, sleeper] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let lock = sleeper.obtain("k").ttl(ms(1500));
@@ -167,7 +167,7 @@ pub(crate) async fn a_turn_that_nobody_takes_frees_the_lock<W: World>(w: &W) {
     let begin = Instant::now();
     free(&lock).await;
     assert!(
-        begin.elapsed() <= ms(500) + W::LATE,
+        begin.elapsed() <= ms(500) + w.late(),
         "long before the ttl's end"
     );
     assert!(
@@ -179,7 +179,7 @@ pub(crate) async fn a_turn_that_nobody_takes_frees_the_lock<W: World>(w: &W) {
 }
 
 /// A turn that was lost is none, also for a caller whose wait is over by then.
-pub(crate) async fn a_turn_lost_after_the_wait_is_busy<W: World>(w: &W) {
+pub(crate) async fn a_turn_lost_after_the_wait_is_busy(w: &dyn World) {
     let [holder, sleeper] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let lock = sleeper.obtain("k").ttl(ms(600));
@@ -193,7 +193,7 @@ pub(crate) async fn a_turn_lost_after_the_wait_is_busy<W: World>(w: &W) {
     assert!(!unpolled.await.unwrap());
 }
 
-pub(crate) async fn too_many_waiters_are_turned_away<W: World>(w: &W) {
+pub(crate) async fn too_many_waiters_are_turned_away(w: &dyn World) {
     let holder = w.registry().await;
     let registry = w.builder().await.max_waiters(2).build().unwrap();
     let held = holder.obtain("k").ttl(ms(9000)).lease().await.unwrap();
@@ -218,7 +218,7 @@ pub(crate) async fn too_many_waiters_are_turned_away<W: World>(w: &W) {
         QueueFull,
         "k"
     )));
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
     assert_eq!(w.commands(), commands, "the store is spared");
     // Who does not wait is no waiter. Another key, and another process, have lines of their own.
     assert!(!lock.acquire_once().await.unwrap());

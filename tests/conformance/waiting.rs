@@ -12,7 +12,7 @@ use crate::world::{
     SOON, World, assert_took, empty, free, idle, is_held, ms, poll_once, waited, waiting,
 };
 
-pub(crate) async fn a_free_lock_is_had_at_once<W: World>(w: &W) {
+pub(crate) async fn a_free_lock_is_had_at_once(w: &dyn World) {
     let [here, there] = w.registries().await;
     let (lock, other) = (here.obtain("k"), there.obtain("k"));
     let begin = Instant::now();
@@ -42,10 +42,10 @@ pub(crate) async fn a_free_lock_is_had_at_once<W: World>(w: &W) {
     let lease = lock.lease().or_skip().await.unwrap().unwrap();
     lease.release().await.unwrap();
     assert!(!is_held(&lock).await);
-    assert!(begin.elapsed() < W::LATE);
+    assert!(begin.elapsed() < w.late());
 }
 
-pub(crate) async fn a_busy_lock_is_false_when_the_wait_is_over<W: World>(w: &W) {
+pub(crate) async fn a_busy_lock_is_false_when_the_wait_is_over(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
 
@@ -56,22 +56,22 @@ pub(crate) async fn a_busy_lock_is_false_when_the_wait_is_over<W: World>(w: &W) 
         assert!(!lock.acquire_once().await.unwrap());
         assert!(!lock.acquire_within(Duration::ZERO).await.unwrap());
         assert!(lock.lease_once().await.unwrap().is_none());
-        assert_took(begin, ms(0), W::LATE);
+        assert_took(begin, ms(0), w.late());
 
         let begin = Instant::now();
         assert!(!lock.acquire().await.unwrap());
-        assert_took(begin, ms(200), W::LATE);
+        assert_took(begin, ms(200), w.late());
 
         let begin = Instant::now();
         assert!(!lock.acquire_within(ms(100)).await.unwrap());
-        assert_took(begin, ms(100), W::LATE);
+        assert_took(begin, ms(100), w.late());
 
         let begin = Instant::now();
         let error = assert_err!(lock.lease().await, NotAcquired, "k");
-        assert_took(begin, ms(200), W::LATE);
-        assert_took(begin, waited(&error), W::LATE);
+        assert_took(begin, ms(200), w.late());
+        assert_took(begin, waited(&error), w.late());
         let error = assert_err!(lock.lease_within(ms(50)).await, NotAcquired, "k");
-        assert!(waited(&error) >= ms(50) && waited(&error) <= ms(50) + W::LATE);
+        assert!(waited(&error) >= ms(50) && waited(&error) <= ms(50) + w.late());
 
         assert!(lock.lease_within(ms(50)).or_skip().await.unwrap().is_none());
     }
@@ -79,7 +79,7 @@ pub(crate) async fn a_busy_lock_is_false_when_the_wait_is_over<W: World>(w: &W) 
 }
 
 /// A wait of nothing is no wait that was over before the store was asked.
-pub(crate) async fn a_wait_of_nothing_asks_once<W: World>(w: &W) {
+pub(crate) async fn a_wait_of_nothing_asks_once(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k").wait(Duration::ZERO);
     assert!(lock.acquire().await.unwrap());
@@ -89,7 +89,7 @@ pub(crate) async fn a_wait_of_nothing_asks_once<W: World>(w: &W) {
     lock.lease().await.unwrap().release().await.unwrap();
 }
 
-pub(crate) async fn a_waiter_gets_what_is_released<W: World>(w: &W) {
+pub(crate) async fn a_waiter_gets_what_is_released(w: &dyn World) {
     let [here, there] = w.registries().await;
     for registry in [&here, &there] {
         let lock = here.obtain("k");
@@ -103,7 +103,7 @@ pub(crate) async fn a_waiter_gets_what_is_released<W: World>(w: &W) {
         assert!(lock.release().await.unwrap());
         let begin = Instant::now();
         assert!(acquire.await.unwrap());
-        assert_took(begin, ms(0), W::LATE);
+        assert_took(begin, ms(0), w.late());
         assert!(other.release().await.unwrap());
     }
 }
@@ -111,7 +111,7 @@ pub(crate) async fn a_waiter_gets_what_is_released<W: World>(w: &W) {
 /// Waiters of Redisson now and then got nothing until their wait was over, though the lock was released just after they
 /// arrived (its ticket 5070). Here the release is sent at each moment of the waiter's way to the store and back. The lock
 /// has a long ttl, and a ticket asks after 8 s at the earliest (W2): only the release can serve the waiter in time.
-pub(crate) async fn a_release_that_crosses_an_arrival_is_not_missed<W: World>(w: &W) {
+pub(crate) async fn a_release_that_crosses_an_arrival_is_not_missed(w: &dyn World) {
     const THERE_AND_BACK: u64 = 8;
     const UNASKED: Duration = ms(6000);
     let [here, there] = w.registries().await;
@@ -135,7 +135,7 @@ pub(crate) async fn a_release_that_crosses_an_arrival_is_not_missed<W: World>(w:
 }
 
 /// Whoever wins, each caller of many waits no longer than it said.
-pub(crate) async fn waits_end_each_in_its_own_time<W: World>(w: &W) {
+pub(crate) async fn waits_end_each_in_its_own_time(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     let begin = Instant::now();
@@ -143,14 +143,14 @@ pub(crate) async fn waits_end_each_in_its_own_time<W: World>(w: &W) {
     join_all(waits.map(async |wait| {
         let lock = there.obtain("k");
         assert!(!lock.acquire_within(wait).await.unwrap());
-        assert_took(begin, wait, W::LATE);
+        assert_took(begin, wait, w.late());
     }))
     .await;
     held.release().await.unwrap();
 }
 
 /// Those who gave up or were dropped hold up nobody: the next one gets the lock by the release itself.
-pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way<W: World>(w: &W) {
+pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way(w: &dyn World) {
     let [holder, impatient, dropped, local, patient] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let watch = holder.obtain("k");
@@ -182,7 +182,7 @@ pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way<W: World>(w:
     let begin = Instant::now();
     second_of_two.await.unwrap().release().await.unwrap();
     assert!(last.await.unwrap());
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
     for registry in [&impatient, &dropped] {
         idle(registry).await;
     }
@@ -190,7 +190,7 @@ pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way<W: World>(w:
 
 /// The ticket of a waiter that is gone is gone with the store's next answer. It stood for up to half a second: a release in
 /// that time went to it, and whoever asked once was told that the lock is busy, though nobody wanted it.
-pub(crate) async fn what_is_released_when_the_only_waiter_has_gone_is_free<W: World>(w: &W) {
+pub(crate) async fn what_is_released_when_the_only_waiter_has_gone_is_free(w: &dyn World) {
     let [holder, gone, other] = w.registries().await;
     let lock = gone.obtain("{k}");
     for is_dropped in [true, false] {
@@ -214,7 +214,7 @@ pub(crate) async fn what_is_released_when_the_only_waiter_has_gone_is_free<W: Wo
 }
 
 /// The only waiter is dropped just when the lock is given to it: it must not be held for nobody.
-pub(crate) async fn what_was_granted_to_a_dropped_waiter_is_given_back<W: World>(w: &W) {
+pub(crate) async fn what_was_granted_to_a_dropped_waiter_is_given_back(w: &dyn World) {
     let [holder, dropped, other] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let lock = dropped.obtain("k");
@@ -226,11 +226,11 @@ pub(crate) async fn what_was_granted_to_a_dropped_waiter_is_given_back<W: World>
     drop(to_be_dropped);
     let begin = Instant::now();
     assert!(other.obtain("k").acquire().await.unwrap());
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
 }
 
 /// W2: nobody releases what a dead process held; its waiters look when the ttl is over.
-pub(crate) async fn a_crashed_holders_key_is_had_when_its_ttl_is_over<W: World>(w: &W) {
+pub(crate) async fn a_crashed_holders_key_is_had_when_its_ttl_is_over(w: &dyn World) {
     let registry = w.registry().await;
     let before = Instant::now();
     w.crashed_holder("k", ms(1000));
@@ -253,12 +253,12 @@ pub(crate) async fn a_crashed_holders_key_is_had_when_its_ttl_is_over<W: World>(
     .await;
     for took in acquired {
         assert!(took + ms(10) >= left, "before the ttl was over: {took:?}");
-        assert!(took <= left + W::LATE, "{took:?}");
+        assert!(took <= left + w.late(), "{took:?}");
     }
 }
 
 /// A waiter that looks when the lease that it knew of is over, and finds the next one's, goes on waiting.
-pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting<W: World>(w: &W) {
+pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting(w: &dyn World) {
     let [holder, first, second] = w.registries().await;
     let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
     let (one, two) = (first.obtain("k"), second.obtain("k"));
@@ -270,7 +270,7 @@ pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting<W: World>(w: &W)
     waiting(&one, 2).await;
     let begin = Instant::now();
     assert!(acquire_one.await.unwrap());
-    assert!(begin.elapsed() <= ms(500) + W::LATE);
+    assert!(begin.elapsed() <= ms(500) + w.late());
     assert_err!(lease.release().await, Lost, "k");
     // Its own look is for nothing now.
     sleep(ms(300)).await;
@@ -279,12 +279,12 @@ pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting<W: World>(w: &W)
     assert!(one.release().await.unwrap());
     let begin = Instant::now();
     assert!(acquire_two.await.unwrap());
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
     assert!(two.release().await.unwrap());
 }
 
 /// With `select!` in a loop a caller keeps its place.
-pub(crate) async fn a_future_polled_now_and_then_keeps_its_place<W: World>(w: &W) {
+pub(crate) async fn a_future_polled_now_and_then_keeps_its_place(w: &dyn World) {
     let [holder, first, second] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let (one, two) = (first.obtain("k"), second.obtain("k"));
@@ -308,7 +308,7 @@ pub(crate) async fn a_future_polled_now_and_then_keeps_its_place<W: World>(w: &W
     assert!(acquire_two.await.unwrap());
 }
 
-pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &W) {
+pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let commands = w.commands();
@@ -333,7 +333,7 @@ pub(crate) async fn a_future_that_is_not_polled_has_taken_nothing<W: World>(w: &
 }
 
 /// Keys are apart from one another, and so are prefixes.
-pub(crate) async fn other_keys_and_prefixes_are_other_locks<W: World>(w: &W) {
+pub(crate) async fn other_keys_and_prefixes_are_other_locks(w: &dyn World) {
     let registry = w.registry().await;
     let apart = w.builder().await.prefix("apart").build().unwrap();
     let locks = [
@@ -356,7 +356,7 @@ pub(crate) async fn other_keys_and_prefixes_are_other_locks<W: World>(w: &W) {
 }
 
 /// `shop` with `billing:x` and `shop:billing` with `x` were one lock on some stores, and `{ap:p}` had the queue of `ap:p`.
-pub(crate) async fn no_two_prefixes_share_a_lock<W: World>(w: &W) {
+pub(crate) async fn no_two_prefixes_share_a_lock(w: &dyn World) {
     let shop = w.builder().await.prefix("shop").build().unwrap();
     let part = w.builder().await.prefix("shop-billing").build().unwrap();
     for prefix in ["shop:billing", "{shop", "{shop:billing}"] {
@@ -389,7 +389,7 @@ pub(crate) async fn no_two_prefixes_share_a_lock<W: World>(w: &W) {
 }
 
 /// A place in the queue that nobody stands on any more is gone from the store at once.
-pub(crate) async fn nothing_is_left_of_a_wait<W: World>(w: &W) {
+pub(crate) async fn nothing_is_left_of_a_wait(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     assert!(!there.obtain("k").acquire_within(ms(50)).await.unwrap());
@@ -400,7 +400,7 @@ pub(crate) async fn nothing_is_left_of_a_wait<W: World>(w: &W) {
     empty(w).await;
 }
 
-pub(crate) async fn done_futures_say_so<W: World>(w: &W) {
+pub(crate) async fn done_futures_say_so(w: &dyn World) {
     use futures::future::FusedFuture;
     let registry = w.registry().await;
     let lock = registry.obtain("k");
@@ -437,7 +437,7 @@ pub(crate) async fn assert_panics<F: Future + Unpin>(future: &mut F) {
 }
 
 /// The name begins the owner, so it is in tickets, in grants, and on a server in the name of a channel.
-pub(crate) async fn a_name_is_seen_and_need_not_be_unique<W: World>(w: &W) {
+pub(crate) async fn a_name_is_seen_and_need_not_be_unique(w: &dyn World) {
     let longest = "B.7_-".repeat(13)[..64].to_owned();
     for name in ["billing-7", &longest] {
         let named = async || w.builder().await.name(name).build().unwrap();

@@ -15,7 +15,7 @@ use crate::assert_err;
 use crate::waiting::assert_panics;
 use crate::world::{World, assert_took, free, idle, is_held, ms, poll_once, waited, waiting};
 
-pub(crate) async fn work_runs_under_the_lock<W: World>(w: &W) {
+pub(crate) async fn work_runs_under_the_lock(w: &dyn World) {
     let [here, there] = w.registries().await;
     let watch = there.obtain("k");
     let work = async {
@@ -30,7 +30,7 @@ pub(crate) async fn work_runs_under_the_lock<W: World>(w: &W) {
     assert!(watch.acquire_once().await.unwrap());
 }
 
-pub(crate) async fn work_is_not_polled_while_others_hold_the_lock<W: World>(w: &W) {
+pub(crate) async fn work_is_not_polled_while_others_hold_the_lock(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     let polled = Cell::new(false);
@@ -39,8 +39,8 @@ pub(crate) async fn work_is_not_polled_while_others_hold_the_lock<W: World>(w: &
         let lock = registry.obtain("k").wait(ms(100));
         let begin = Instant::now();
         let error = assert_err!(work().with_lock(&lock).await, NotAcquired, "k");
-        assert_took(begin, ms(100), W::LATE);
-        assert!(waited(&error) >= ms(100) && waited(&error) <= ms(100) + W::LATE);
+        assert_took(begin, ms(100), w.late());
+        assert!(waited(&error) >= ms(100) && waited(&error) <= ms(100) + w.late());
         let error = assert_err!(lock.with_lease(|_| work()).await, NotAcquired, "k");
         assert!(waited(&error) >= ms(100));
         assert_eq!(work().with_lock(&lock).or_skip().await.unwrap(), None);
@@ -56,7 +56,7 @@ pub(crate) async fn work_is_not_polled_while_others_hold_the_lock<W: World>(w: &
     held.release().await.unwrap();
 }
 
-pub(crate) async fn work_starts_when_the_lock_is_free<W: World>(w: &W) {
+pub(crate) async fn work_starts_when_the_lock_is_free(w: &dyn World) {
     let [here, there] = w.registries().await;
     let held = here.obtain("k").lease().await.unwrap();
     let lock = there.obtain("k");
@@ -69,7 +69,7 @@ pub(crate) async fn work_starts_when_the_lock_is_free<W: World>(w: &W) {
         held.release().await.unwrap();
     });
     done.unwrap();
-    assert_took(begin, ms(0), W::LATE);
+    assert_took(begin, ms(0), w.late());
     assert!(!is_held(&lock).await);
 }
 
@@ -85,7 +85,7 @@ impl From<LockError> for ShopError {
     }
 }
 
-pub(crate) async fn work_that_errs_releases<W: World>(w: &W) {
+pub(crate) async fn work_that_errs_releases(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let sell = async || Err::<u8, _>(ShopError::SoldOut);
@@ -115,7 +115,7 @@ pub(crate) async fn work_that_errs_releases<W: World>(w: &W) {
 }
 
 /// The one error that is skipped is the lock's own, not one that the work brought from a lock inside it.
-pub(crate) async fn an_inner_locks_busy_is_not_skipped<W: World>(w: &W) {
+pub(crate) async fn an_inner_locks_busy_is_not_skipped(w: &dyn World) {
     let [here, there] = w.registries().await;
     let _held = there.obtain("inner").lease().await.unwrap();
     let inner = here.obtain("inner").wait(ms(5));
@@ -147,7 +147,7 @@ pub(crate) async fn an_inner_locks_busy_is_not_skipped<W: World>(w: &W) {
 }
 
 /// Dropped at whatever await of the work, the lock is free at once, and so is the work's own.
-pub(crate) async fn work_dropped_at_any_await_releases<W: World>(w: &W) {
+pub(crate) async fn work_dropped_at_any_await_releases(w: &dyn World) {
     let [here, there] = w.registries().await;
     let (lock, other) = (here.obtain("k"), there.obtain("k"));
     for steps in 0..4 {
@@ -179,14 +179,14 @@ pub(crate) async fn work_dropped_at_any_await_releases<W: World>(w: &W) {
         );
         let begin = Instant::now();
         assert!(other.acquire().await.unwrap());
-        assert_took(begin, ms(0), W::LATE);
+        assert_took(begin, ms(0), w.late());
         assert!(other.release().await.unwrap());
         idle(&here).await;
     }
 }
 
 /// Before the first poll, in the queue, granted but not looked, and while the release runs.
-pub(crate) async fn a_combinator_dropped_around_its_work_leaves_nothing<W: World>(w: &W) {
+pub(crate) async fn a_combinator_dropped_around_its_work_leaves_nothing(w: &dyn World) {
     let [here, there] = w.registries().await;
     let (lock, other) = (here.obtain("k"), there.obtain("k"));
     let polled = Cell::new(false);
@@ -223,7 +223,7 @@ pub(crate) async fn a_combinator_dropped_around_its_work_leaves_nothing<W: World
     idle(&here).await;
 }
 
-pub(crate) async fn work_that_panics_releases<W: World>(w: &W) {
+pub(crate) async fn work_that_panics_releases(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let work = async { panic!("as the case wants it") };
@@ -260,7 +260,7 @@ pub(crate) async fn work_that_panics_releases<W: World>(w: &W) {
     idle(&registry).await;
 }
 
-pub(crate) async fn work_that_wants_its_token_gets_it<W: World>(w: &W) {
+pub(crate) async fn work_that_wants_its_token_gets_it(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let seen = RefCell::new(None);
@@ -288,7 +288,7 @@ pub(crate) async fn work_that_wants_its_token_gets_it<W: World>(w: &W) {
     assert_eq!(sum.await.unwrap().unwrap(), 2);
 }
 
-pub(crate) async fn nested_locks_take_the_outermost_first<W: World>(w: &W) {
+pub(crate) async fn nested_locks_take_the_outermost_first(w: &dyn World) {
     let [here, there] = w.registries().await;
     let (a, b) = (there.obtain("a"), there.obtain("b"));
     let work = async {
@@ -308,7 +308,7 @@ pub(crate) async fn nested_locks_take_the_outermost_first<W: World>(w: &W) {
     assert!(b.acquire_once().await.unwrap(), "the inner was taken first");
 }
 
-pub(crate) async fn done_combinators_say_so<W: World>(w: &W) {
+pub(crate) async fn done_combinators_say_so(w: &dyn World) {
     let registry = w.registry().await;
     let lock = registry.obtain("k");
     let mut work = Box::pin(async { 1 }.with_lock(&lock));
@@ -331,7 +331,7 @@ pub(crate) async fn done_combinators_say_so<W: World>(w: &W) {
 }
 
 /// A wake-up of the work's own, while it runs, reaches it: the lock adds none and eats none.
-pub(crate) async fn the_works_own_wakers_reach_it<W: World>(w: &W) {
+pub(crate) async fn the_works_own_wakers_reach_it(w: &dyn World) {
     let registry = w.registry().await;
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let mut polls = 0;

@@ -4,27 +4,40 @@ use std::fmt::{Debug, Display};
 use std::future::Future;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use lockstream::{Lock, LockError, LockRegistry};
 use tokio::time::Instant;
 
 use crate::watch::{Builder, Watch};
 
 /// One store of the case's own. Each registry made on it is a process to the others.
-pub(crate) trait World: Sized + Send + Sync + 'static {
-    /// How late something may come about that a timer or another process causes.
-    const LATE: Duration;
-
-    /// How many leases a case may take one after the other, in a minute on a busy machine.
-    const MANY: usize = 10_000;
-
-    /// The shortest that a lease is to last.
-    const BRIEF: Duration = ms(60);
+///
+/// The cases take it as `&dyn World`, so that each is compiled once and not for every store.
+pub(crate) trait World: Send + Sync + 'static {
+    /// An empty store that nobody uses yet. Needs no runtime.
+    fn new() -> Self
+    where
+        Self: Sized;
 
     /// Whether time stands still while anything runs.
-    const PAUSED: bool;
+    fn is_paused(&self) -> bool {
+        false
+    }
 
-    /// An empty store that nobody uses yet. Needs no runtime.
-    fn new() -> Self;
+    /// How late something may come about that a timer or another process causes.
+    fn late(&self) -> Duration {
+        LATE_AT_A_SERVER
+    }
+
+    /// How many leases a case may take one after the other, in a minute on a busy machine.
+    fn many(&self) -> usize {
+        10_000
+    }
+
+    /// The shortest that a lease is to last.
+    fn brief(&self) -> Duration {
+        ms(60)
+    }
 
     /// Some leases of the case last for so long, and none for less. Without this they last for more than 1.2 s, and nobody
     /// is given longer than that before they begin.
@@ -34,7 +47,7 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     fn watch(&self) -> &Watch;
 
     /// A registry to be. Leases last 2 s, callers wait 10 s, and so long may answers take.
-    fn builder(&self) -> impl Future<Output = Builder>;
+    fn builder(&self) -> BoxFuture<'_, Builder>;
 
     /// [`builder`](Self::builder) without any I/O, and without a runtime.
     fn lazy_builder(&self) -> Builder;
@@ -61,22 +74,22 @@ pub(crate) trait World: Sized + Send + Sync + 'static {
     fn commands(&self) -> u64;
 
     /// A registry whose line to the store stands.
-    fn registry(&self) -> impl Future<Output = LockRegistry> {
-        async {
+    fn registry(&self) -> BoxFuture<'_, LockRegistry> {
+        Box::pin(async {
             let registry = self.builder().await.build().unwrap();
             registry.obtain("anything").inspect().await.unwrap();
             registry
-        }
+        })
     }
+}
 
-    fn registries<const N: usize>(&self) -> impl Future<Output = [LockRegistry; N]> {
-        async {
-            let mut registries = Vec::new();
-            for _ in 0..N {
-                registries.push(self.registry().await);
-            }
-            registries.try_into().expect("as many as were pushed")
+impl dyn World {
+    pub(crate) async fn registries<const N: usize>(&self) -> [LockRegistry; N] {
+        let mut registries = Vec::new();
+        for _ in 0..N {
+            registries.push(self.registry().await);
         }
+        registries.try_into().expect("as many as were pushed")
     }
 }
 
@@ -148,7 +161,7 @@ pub(crate) fn connected(registry: &LockRegistry) -> impl Future<Output = ()> {
 
 /// Waits until nothing is left in the store.
 #[track_caller]
-pub(crate) fn empty<W: World>(w: &W) -> impl Future<Output = ()> {
+pub(crate) fn empty(w: &dyn World) -> impl Future<Output = ()> {
     let place = std::panic::Location::caller();
     async move {
         let begin = Instant::now();
