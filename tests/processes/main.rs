@@ -1,6 +1,7 @@
 //! Real processes around one server of each kind: killed, stopped, woken, racing.
 #![cfg(feature = "redis")]
 
+mod group;
 #[path = "../support/lock_server.rs"]
 mod lock_server;
 mod pipelines;

@@ -25,6 +25,7 @@ pub(crate) async fn run(role: Role) {
         "readers" => read(role, &locks).await,
         "transfers" => transfer(role, &locks).await,
         "consumer" => crate::pipelines::consume(role, &locks).await,
+        "group" => crate::group::consume(role, &locks).await,
         other => panic!("no such role: {other}"),
     }
 }
