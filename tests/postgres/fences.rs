@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
+use futures::future::join;
 use lockstream::store::PostgresStore;
 use lockstream::{FenceSql, FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
 use tokio_postgres::IsolationLevel;
@@ -236,33 +237,40 @@ async fn force_waits_for_the_transaction() {
 /// An adoption that is done when nobody waits for it any more would end the lease.
 #[tokio::test]
 async fn an_adoption_waits_for_the_transaction_as_long_as_its_caller() {
-    let (server, one, _) = shop().await;
-    // An eighth of it is the time for a slow machine to hear of the refusal, and all of it for the adoption that counts.
-    let store = PostgresStore::connect(server.url()).await.unwrap();
-    let other = LockRegistry::builder(store).response_timeout(Duration::from_secs(4));
-    let other = other.build().unwrap();
-    for shared in [false, true] {
-        let lock = one.obtain("account:1").ttl(ms(60_000));
-        let lock = if shared { lock.shared() } else { lock };
-        let lease = lock.lease().await.unwrap();
-        let mut client = client(&server.url()).await;
-        let transaction = client.transaction().await.unwrap();
-        lease.view().fence(&transaction).await.unwrap();
-        let detached = lease.detach().unwrap();
-        let refused = other.adopt(detached.clone()).await;
-        let Err(LockError::Store { source, .. }) = refused else {
-            panic!("{refused:?}");
+    on_a_steady_machine(async || {
+        let (server, one, _) = shop().await;
+        // An eighth of it is the time for a slow machine to hear of the refusal.
+        let store = PostgresStore::connect(server.url()).await.unwrap();
+        let other = LockRegistry::builder(store).response_timeout(Duration::from_secs(12));
+        let other = other.build().unwrap();
+        let refused_and_adopted = async |lock: Lock| {
+            let lease = lock.lease().await.unwrap();
+            let mut client = client(&server.url()).await;
+            let transaction = client.transaction().await.unwrap();
+            lease.view().fence(&transaction).await.unwrap();
+            let detached = lease.detach().unwrap();
+            let refused = other.adopt(detached.clone()).await;
+            let Err(LockError::Store { source, .. }) = refused else {
+                panic!("{refused:?}");
+            };
+            assert!(source.is_retryable(), "{source}");
+            eventually("it is held", async || {
+                let busy = other.obtain(lock.key()).lease_once().await;
+                busy.is_ok_and(|lease| lease.is_none())
+            })
+            .await;
+            transaction.commit().await.unwrap();
+            let adopted = other.adopt(detached).await.unwrap();
+            adopted.release().await.unwrap();
         };
-        assert!(source.is_retryable(), "{source}");
-        eventually("it is held", async || {
-            let busy = other.obtain("account:1").lease_once().await;
-            busy.is_ok_and(|lease| lease.is_none())
-        })
+        let lasting = |key: &str| one.obtain(key).ttl(ms(60_000));
+        join(
+            refused_and_adopted(lasting("account:1")),
+            refused_and_adopted(lasting("account:2").shared()),
+        )
         .await;
-        transaction.commit().await.unwrap();
-        let adopted = other.adopt(detached).await.unwrap();
-        adopted.release().await.unwrap();
-    }
+    })
+    .await;
 }
 
 /// The end of a lease whose key is kept waits for nothing: the key is nobody's. Its time may be over before the transaction
