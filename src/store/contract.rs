@@ -93,11 +93,14 @@ pub enum Op {
         within: Duration,
     },
     /// Take over the lock from the owner that left it, which has it in the mode of `owner`. `from` is that owner as text:
-    /// of an exclusive lock the whole value of its key, perhaps of another registry. The queue stays as it is.
+    /// of an exclusive lock the whole value of its key, perhaps of another registry. The queue stays as it is. `within`,
+    /// counted from when the session takes the op, is how long its caller still waits: done later, the lease would be
+    /// nobody's.
     Adopt {
         owner: Owner,
         from: Arc<str>,
         ttl: Duration,
+        within: Duration,
     },
     /// Whether the owner has the lock now. It changes nothing: [`Session::ask`].
     Verify { owner: Owner },

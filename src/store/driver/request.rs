@@ -185,11 +185,15 @@ impl Request {
         }
     }
 
-    /// When an adoption that was put off is of no use any more: if it were done when its caller has given up, the lease
-    /// would be nobody's. The caller began to wait a moment before it came here.
-    pub(super) fn of_use_until(&self, within: Duration) -> Option<Instant> {
-        let waits = self.is_put_off && matches!(self.op(), Some(Op::Adopt { .. }));
-        waits.then(|| self.since + within * 7 / 8)
+    /// When an adoption that was put off is given up: an eighth of the response time-out before its caller gives up. What
+    /// was sent before has that time to be answered.
+    pub(super) fn of_use_until(&self, response_timeout: Duration) -> Option<Instant> {
+        match self.op() {
+            Some(Op::Adopt { within, .. }) if self.is_put_off => {
+                Some(self.since + within.saturating_sub(response_timeout / 8))
+            }
+            _ => None,
+        }
     }
 
     pub(super) fn is_enter(&self) -> bool {

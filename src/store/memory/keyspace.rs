@@ -113,6 +113,7 @@ impl Keyspace {
                 owner,
                 ref from,
                 ttl,
+                ..
             } => {
                 let owner = ours(owner);
                 let is_from =

@@ -155,7 +155,9 @@ pub(super) fn spell(request: &Request) -> (u8, [Word<'_>; 4]) {
         Op::Keep { owner, left } => [owned(owner), ms(left), Word::Kept(*owner)],
         Op::Yield { old, new, ttl } => [owned(old), ms(ttl), owned(new)],
         Op::Evict { whose } => [Text(whose), None, None],
-        Op::Adopt { owner, from, ttl } => [owned(owner), ms(ttl), Text(from)],
+        Op::Adopt {
+            owner, from, ttl, ..
+        } => [owned(owner), ms(ttl), Text(from)],
         Op::Raise { owner, epoch, age } => [owned(owner), Number(*epoch), Number(u64::from(*age))],
     };
     (letter, [one, two, three, mode])
@@ -232,6 +234,7 @@ mod tests {
                 owner: owner(10),
                 from: "cd:9".into(),
                 ttl,
+                within: ttl,
             },
             Op::Raise {
                 owner: owner(11),

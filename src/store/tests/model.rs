@@ -220,7 +220,12 @@ impl<S: Server> History<'_, S> {
                     true => self.status(key).owner(),
                 };
                 let from = from.unwrap_or_else(|| "x:1".into()).into();
-                Op::Adopt { owner, from, ttl }
+                Op::Adopt {
+                    owner,
+                    from,
+                    ttl,
+                    within: ttl,
+                }
             }
             Want::Verify => Op::Verify { owner },
             Want::Evict => {

@@ -163,19 +163,26 @@ impl Acquisition {
         self.first_sent.get_or_insert(now);
     }
 
-    /// The op to send, and what it may leave in the store. `from`: the owner to adopt from, if it adopts.
+    /// The op to send, and what it may leave in the store. `adopts`: the owner to adopt from, and
+    /// for how long the caller still waits for that.
     pub(super) fn ask(
         &mut self,
         now: Point,
-        from: Option<Arc<str>>,
+        adopts: Option<(Arc<str>, Duration)>,
         wants_ticket: bool,
         subscribes: bool,
     ) -> (Op, Footprint) {
         self.sent(now);
         self.uncontended = 0;
         let (owner, ttl, score) = (self.owner, self.ttl, self.score);
-        if let Some(from) = from {
-            (Op::Adopt { owner, from, ttl }, Footprint::Lock)
+        if let Some((from, within)) = adopts {
+            let op = Op::Adopt {
+                owner,
+                from,
+                ttl,
+                within,
+            };
+            (op, Footprint::Lock)
         } else if wants_ticket {
             (Op::Enter { owner, ttl, score }, Footprint::Ticket)
         } else if subscribes {

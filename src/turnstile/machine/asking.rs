@@ -42,7 +42,10 @@ impl<Caller: Clone> Turnstile<Caller> {
         if !self.is_due(Timer::Ask, now) {
             return false;
         }
-        let from = adopter.and_then(|(_, first)| first.adopts.clone());
+        let adopts = adopter.and_then(|adopter| {
+            let from = adopter.1.adopts.clone()?;
+            Some((from, self.end_of(adopter).since(now)))
+        });
         let Some(acquisition) = self.state.acquisition_mut() else {
             return false;
         };
@@ -51,7 +54,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             acquisition.plan_question(recheck);
             return false;
         }
-        let (op, footprint) = acquisition.ask(now, from, wants_ticket, is_patient);
+        let (op, footprint) = acquisition.ask(now, adopts, wants_ticket, is_patient);
         self.send_op(cx, op, Some(footprint), false);
         true
     }
@@ -104,10 +107,17 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
     }
 
-    /// The store would not do what was asked. The same owner asks again after a pause.
+    /// The store would not do what was asked. The same owner asks again after a pause. For an adoption it does not in the
+    /// last eighth of the time that is left for an answer: it might be done when its caller has given up.
     pub(super) fn on_question_refused(&mut self, cx: &mut EventCx<'_, Caller>, error: &StoreError) {
-        let ask_at = cx.at() + self.retry_pause(cx);
+        let mut ask_at = cx.at() + self.retry_pause(cx);
+        let adopter = self.adopters.front().map(|adopter| self.end_of(adopter));
         if let Some(acquisition) = self.state.acquisition_mut() {
+            if let Some(end) = adopter.filter(|_| acquisition.adopts())
+                && end.since(ask_at) < cx.ids.rules.response_timeout / 8
+            {
+                ask_at = ask_at.max(end);
+            }
             acquisition.on_refused(ask_at);
         }
         self.on_refused(cx, error);

@@ -606,7 +606,7 @@ fn o6_an_adoption_whose_reply_is_lost_is_asked_again_under_its_owner() {
     harness.wait_until(1300);
     harness.silent();
     harness.up(true);
-    assert_eq!(harness.sent(), adopt);
+    harness.sent_again(&adopt);
     harness.reply(&adopt, Outcome::Won { epoch: 9 });
     assert_eq!(harness.granted("a").1, deadline(1300, 900));
 }
@@ -660,7 +660,7 @@ fn d4_an_adopted_lease_that_is_over_on_arrival_is_not_used() {
     harness.wait_until(1200);
     harness.reply_at(&adopt, 1010, Outcome::Won { epoch: 9 });
     harness.untold("a");
-    assert_eq!(harness.sent(), adopt);
+    harness.sent_again(&adopt);
     harness.reply(&adopt, Outcome::NotOld);
     assert!(matches!(harness.refused("a"), NotGranted::NothingToAdopt));
     assert!(harness.turnstile.is_idle());
@@ -708,7 +708,14 @@ fn a_refused_adoption_is_tried_again_if_that_may_help() {
     harness.fail(&adopt, OpError::Refused(broken()));
     harness.untold("a");
     harness.wait_until(1200);
-    assert_eq!(harness.sent(), adopt);
+    let again = harness.sent_again(&adopt);
+    let left = |op: &Op| match op {
+        Op::Adopt { within, .. } => *within,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(left(&adopt), ms(4000));
+    let since = left(&adopt) - left(&again);
+    assert!(since >= ms(50) && since <= ms(200), "{since:?}");
     let never = crate::base::StoreError::lasting("no right");
     harness.fail(&adopt, OpError::Refused(never));
     assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
@@ -718,6 +725,29 @@ fn a_refused_adoption_is_tried_again_if_that_may_help() {
     harness.reply(&release, Outcome::Gone { held: false });
     harness.silent();
     assert!(harness.turnstile.is_idle());
+}
+
+/// M8: it might be done when its caller has given up, and then the lease would be nobody's.
+#[test]
+fn m8_an_adoption_is_not_tried_again_in_the_last_eighth_of_its_time() {
+    for (fails_at, again) in [(1800, true), (1850, false)] {
+        let mut harness = Harness::new();
+        harness.adopt("a", "other:9", fixed(900).until(2000));
+        let adopt = harness.sent();
+        harness.wait_until(fails_at);
+        // It is asked again after a tenth of a second at the most.
+        harness.fail(&adopt, OpError::Refused(broken()));
+        harness.wait_until(1999);
+        if again {
+            let adopt = harness.sent();
+            harness.fail(&adopt, OpError::Refused(broken()));
+        }
+        harness.silent();
+        harness.untold("a");
+        harness.wait_until(2000);
+        assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
+        assert!(matches!(harness.sent(), Op::Release { .. }));
+    }
 }
 
 /// The end of the registry: it is told, and what may have come is released.

@@ -362,6 +362,20 @@ impl Harness {
         self.sent.pop_front().expect("an op was to be sent")
     }
 
+    /// The op is sent again by the same owner. For an adoption there is less time left.
+    #[track_caller]
+    pub(super) fn sent_again(&mut self, op: &Op) -> Op {
+        let again = self.sent();
+        let mut expected = op.clone();
+        if let (Op::Adopt { within, .. }, Op::Adopt { within: left, .. }) = (&mut expected, &again)
+            && *left <= *within
+        {
+            *within = *left;
+        }
+        assert_eq!(again, expected);
+        again
+    }
+
     /// For how many owners a late grant is expected.
     pub(super) fn remembered(&self) -> usize {
         self.ids.remembered()

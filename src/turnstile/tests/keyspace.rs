@@ -117,8 +117,13 @@ impl Shop {
     }
 
     fn adopt(&mut self, caller: &str, owner: u64, from: &str, ttl: u64) -> Outcome {
-        let (owner, from, ttl) = (Owner::exclusive(owner), from.into(), ms(ttl));
-        self.apply(caller, &Op::Adopt { owner, from, ttl }).0
+        let op = Op::Adopt {
+            owner: Owner::exclusive(owner),
+            from: from.into(),
+            ttl: ms(ttl),
+            within: ms(ttl),
+        };
+        self.apply(caller, &op).0
     }
 
     fn key_status(&mut self) -> (Option<String>, Option<Duration>, u64) {

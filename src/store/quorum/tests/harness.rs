@@ -145,6 +145,7 @@ pub(super) fn adopt(owner: u64, from: &str) -> Op {
         owner: Owner::exclusive(owner),
         from: from.into(),
         ttl: TTL,
+        within: TTL,
     }
 }
 

@@ -214,6 +214,7 @@ fn a_reply_that_does_not_fit_its_call_is_rejected() {
         owner,
         from: "x".into(),
         ttl,
+        within,
     });
     let r#yield = job(Op::Yield {
         old: owner,
@@ -311,6 +312,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
                 owner,
                 from: "x".into(),
                 ttl: TTL,
+                within: TTL,
             },
             Op::Raise {
                 owner,

@@ -14,6 +14,7 @@ fn adopt(owner: u64, from: String, ttl: Duration) -> Op {
         owner: Owner::exclusive(owner),
         from: from.into(),
         ttl,
+        within: ttl,
     }
 }
 
