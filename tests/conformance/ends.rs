@@ -217,7 +217,7 @@ pub(crate) async fn only_work_that_succeeds_keeps_its_key(w: &dyn World) {
                 assert!(tokio::spawn(task).await.unwrap_err().is_panic());
             }
             4 => {
-                let brief = lock.clone().ttl(ms(100));
+                let brief = lock.clone().ttl(ms(500));
                 let lost = sleep(ms(5000)).with_lock(&brief).keep_if(|()| true);
                 assert_err!(lost.await, Lost, "k");
             }

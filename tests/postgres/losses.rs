@@ -238,7 +238,6 @@ async fn a_sweep_deletes_what_nobody_uses() {
     locks
         .obtain("gone")
         .permits(2)
-        .ttl(ms(50))
         .lease()
         .await
         .unwrap()
