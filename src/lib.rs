@@ -74,7 +74,7 @@
 //! | `tls-rustls` | | `rediss://`, PostgreSQL over TLS, and certificates by the builders of their stores: with rustls and its ring provider |
 //! | `cluster` | | `RedisStore::cluster`, `redis+cluster://`: locks on all primaries of a cluster |
 //! | `sentinel` | | `redis+sentinel://`: the primary is wherever the sentinels say |
-//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client`, `credentials_provider`. Ties your version of `redis` to ours |
+//! | `redis-1` | | `RedisStore::from_client`, `RedisStoreBuilder::from_client`, `credentials_provider`. Ties your version of `redis` to ours; not needed to use `redis` beside it |
 //! | `backoff` | | `Repeat::backoff`: a policy of the `backoff` crate, which is unmaintained (RUSTSEC-2025-0012) |
 //! | `macros` | | `#[with_lock]`: the lock around a whole function |
 //! | `serde` | | `Serialize` and `Deserialize` for [`DetachedLease`] and [`Token`] |

@@ -175,17 +175,22 @@ pub trait StreamLockExt: Stream {
     /// - **Order.** Items of one key begin in the order of the stream, and exclusive ones never overlap. Readers of a key work
     ///   side by side, and so do permits. Items of different keys do not wait for each other. Results come as they are
     ///   ready, or [in order](crate::stream::BufferKeyed::in_order). Two streams, or two registries, know nothing of each
-    ///   other's order.
-    /// - **Calls.** An item that is the next of a key which an earlier item has is passed the key without a call. An item whose
-    ///   [`wait`](Lock::wait) is zero asks when the earlier ones of its key are done.
-    /// - **Back-pressure.** At most [so many](crate::stream::BufferKeyed::waiting) items wait. Then, and while `working` items
-    ///   work, the source is not asked for more.
+    ///   other's order. An item that fails does not hold back the next of its key: where it must, the work looks whether the
+    ///   one before was done.
+    /// - **Calls.** An item is passed the key of the item before it without a call. One whose [`wait`](Lock::wait) is zero
+    ///   asks when the earlier ones of its key are done: those do not make it busy.
+    /// - **Back-pressure.** The source is not asked for more while `working` items work, nor while
+    ///   [16 times as many](crate::stream::BufferKeyed::waiting) wait. So a key with more items than that does stand in the way
+    ///   of the rest, for as long as others hold it. An item that waits has been taken from its source: what hands it to
+    ///   another after a time, such as a consumer group, does so also while it waits here. Its work must then look, under the
+    ///   lock, whether it is still to be done.
     /// - **Places.** An item takes a place when it asks for its lock. If others hold that, or the store has failed, it gives the
     ///   place up, and takes one again when the lock is its own. If all are taken then, it holds its lock until one is free. A
     ///   lease that is not renewed ([`ttl`](Lock::ttl)) may be over by then: the item is `Lost`, and its work does not begin.
-    /// - **Locks inside.** So do not wait inside an item for a lock that an item of such a stream may hold, here or in another
-    ///   process: take both by [`obtain_all`](crate::LockRegistry::obtain_all).
-    /// - **Time.** The wait of an item begins when it is the next of its key.
+    /// - **Locks inside.** Do not wait inside an item for a lock that an item of such a stream may hold, here or in another
+    ///   process, since that one may wait for a place: take both by [`obtain_all`](crate::LockRegistry::obtain_all).
+    /// - **Time.** The [`wait`](Lock::wait) of an item begins when it is the next of its key, and has a place to ask from.
+    ///   By default it is as long as a ttl, 30 s: behind a holder that has died let it be longer.
     ///
     /// # Panics
     ///
@@ -193,7 +198,8 @@ pub trait StreamLockExt: Stream {
     ///
     /// # Errors
     ///
-    /// Those of each item are that item's, and the stream goes on. What `or_skip` skips is left out.
+    /// Those of each item are that item's, and the stream goes on. What `or_skip` skips is left out. Errors of the source become
+    /// those of an item: see the second example.
     ///
     /// # Cancel safety
     ///
@@ -215,6 +221,34 @@ pub trait StreamLockExt: Stream {
     ///     .await?;
     /// assert_eq!(charged.len(), 100);
     /// # Ok(()) }
+    /// ```
+    ///
+    /// A source of `Result`s. The stream can be spawned, since its items can.
+    ///
+    /// ```
+    /// use futures::{Stream, StreamExt, TryStreamExt};
+    /// use lockstream::prelude::*;
+    ///
+    /// # #[derive(Debug)] enum Failed { Source, Lock(LockError) }
+    /// # impl From<LockError> for Failed { fn from(error: LockError) -> Self { Self::Lock(error) } }
+    /// # async fn charge(_: Order) -> Result<(), Failed> { Ok(()) }
+    /// # struct Order { customer: u64 }
+    /// async fn consume(
+    ///     locks: LockRegistry,
+    ///     orders: impl Stream<Item = Result<Order, Failed>>,
+    /// ) -> Result<(), Failed> {
+    ///     let items = orders.map(|order| {
+    ///         // An error has a key of its own, and needs the lock of nobody.
+    ///         let key = order.as_ref().map_or("none".to_owned(), |order| order.customer.to_string());
+    ///         async { charge(order?).await }.try_with_lock(locks.obtain(key))
+    ///     });
+    ///     items.buffer_keyed(16).try_collect().await
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() {
+    /// # let orders = futures::stream::iter([Ok(Order { customer: 7 }), Err(Failed::Source)]);
+    /// # let consuming = tokio::spawn(consume(LockRegistry::in_memory(), orders));
+    /// # assert!(matches!(consuming.await.unwrap(), Err(Failed::Source)));
+    /// # }
     /// ```
     fn buffer_keyed(self, working: usize) -> BufferKeyed<Self>
     where

@@ -158,10 +158,28 @@ where
     }
 
     /// Yields the results in the order of the source. The work is done in the same order as without. So when a result
-    /// comes, all items before it have ended: a consumer of a log can commit its place.
+    /// comes, all items before it have ended, and their results have come: a consumer of a log can commit its place after each
+    /// `Ok`, up to the first error.
     ///
-    /// "Ended" includes those that `or_skip` leaves out, and one whose panic was caught outside: where the place is committed,
-    /// take none of both.
+    /// An item that `or_skip` leaves out has no result, and one whose panic was caught outside has none: do without either
+    /// where the place is committed.
+    ///
+    /// ```
+    /// use futures::{StreamExt, TryStreamExt, stream};
+    /// use lockstream::prelude::*;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+    /// # fn commit(_: u64) {}
+    /// let locks = LockRegistry::in_memory();
+    /// let items = stream::iter(1..=100_u64).map(|offset| {
+    ///     let key = format!("account:{}", offset % 7);
+    ///     async move { offset }.with_lock(locks.obtain(key))
+    /// });
+    /// let mut done = items.buffer_keyed(16).in_order();
+    /// while let Some(offset) = done.try_next().await? {
+    ///     commit(offset); // all up to here are done
+    /// }
+    /// # Ok(()) }
+    /// ```
     ///
     /// An item that takes long holds up the results behind it, but not their work, as long as there is
     /// [room](Self::waiting).

@@ -153,7 +153,8 @@ impl Lock {
     /// then items again.
     ///
     /// For pollers, schedulers and consumers of which one instance runs. It campaigns as [`leadership`](Self::leadership)
-    /// does. The lead is given up if the source ends; see [`restart`](crate::stream::LeadStream::restart).
+    /// does. If the source ends, the lead is given up, and so the stream ends, unless it
+    /// [`restarts`](crate::stream::LeadStream::restart). To let another lead, drop the stream.
     ///
     /// Back-pressure is that of [`with_lock`](crate::StreamLockExt::with_lock): one item asked for, one item polled, and a
     /// stream that is kept but not polled goes on leading. **Only what the source itself polls is stopped at a loss.** Work

@@ -52,10 +52,12 @@ impl LeaseView {
     /// Fences a transaction in the database of a [`PostgresStore`](crate::store::PostgresStore): it commits only if this
     /// lease still has its lock, and nobody else gets the lock before it has ended. Of several keys, all of them.
     ///
-    /// Call it first in the transaction. When the lease is over, it fails, and so does the commit. Nothing is checked
-    /// after it: the lease may run out while the transaction goes on, and the lock is not given away before its end. So a
-    /// transaction that never ends keeps the lock: set `idle_in_transaction_session_timeout`. Inside a savepoint that is
-    /// rolled back it fences nothing. For another client than `tokio-postgres` there is [`fence_sql`](Self::fence_sql).
+    /// Call it first in each transaction; a lease may have many. When the lease is over, it fails, and the transaction cannot
+    /// commit. Nothing is checked after it. If the lease runs out while the transaction goes on, the transaction may still
+    /// commit: nobody else gets the lock before its end. So one that never ends keeps the lock: set
+    /// `idle_in_transaction_session_timeout`, to some ttls. The lease is renewed meanwhile. In work that is dropped at a loss
+    /// ([`OnLost::Stop`](crate::OnLost::Stop)) the transaction is dropped with it, and rolled back. Inside a savepoint that
+    /// is rolled back it fences nothing. For another client than `tokio-postgres` there is [`fence_sql`](Self::fence_sql).
     ///
     /// # Errors
     ///
@@ -79,6 +81,16 @@ impl LeaseView {
     /// lease.view().fence(&transaction).await?;
     /// transaction.execute("UPDATE orders SET paid = true WHERE id = 42", &[]).await?;
     /// transaction.commit().await?;
+    /// // Or around the work:
+    /// let order = locks.obtain("order:43");
+    /// let paid = order.try_with_lease(async |lease| {
+    ///     let transaction = client.transaction().await?;
+    ///     lease.fence(&transaction).await?;
+    ///     transaction.execute("UPDATE orders SET paid = true WHERE id = 43", &[]).await?;
+    ///     transaction.commit().await?;
+    ///     Ok::<_, Box<dyn std::error::Error>>(())
+    /// });
+    /// paid.await?;
     /// # Ok(()) }
     /// ```
     #[cfg_attr(docsrs, doc(cfg(feature = "postgres")))]

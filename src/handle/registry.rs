@@ -63,7 +63,8 @@ impl LockRegistry {
     /// `rediss://…` (feature `tls-rustls`), or `unix:///path?db=&user=&pass=`; to a cluster,
     /// `redis+cluster://host:port,host:port/` (feature `cluster`), or behind sentinels,
     /// `redis+sentinel://host,host/service` (feature `sentinel`). Or to a PostgreSQL database:
-    /// `postgres://[user[:password]@]host[:port][/database]` (feature `postgres`).
+    /// `postgres://[user[:password]@]host[:port][/database]` (feature `postgres`), where it makes the schema `lockstream`
+    /// if that is not there. `PostgresStoreBuilder::migrate` says otherwise.
     ///
     /// The options of urls, such as `?prefix=shop&name=web-1`, are listed in `docs/urls.md`. For settings beside the url
     /// there is [`builder_for`](Self::builder_for).
