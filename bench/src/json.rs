@@ -55,6 +55,13 @@ fn entry(entry: &Entry) -> Value {
 
 /// What the figures were taken on, as far as the system tells.
 fn machine(report: &Report) -> Value {
+    let mut machine = machine_of(&report.server);
+    machine["flush_us"] = json!(report.flush);
+    machine
+}
+
+/// The same without what only one kind of run measures.
+pub(crate) fn machine_of(server: &str) -> Value {
     let read = |path| fs::read_to_string(path).ok();
     let info = read("/proc/cpuinfo").unwrap_or_default();
     let processor = info
@@ -70,7 +77,6 @@ fn machine(report: &Report) -> Value {
         "virtual": is_virtual,
         "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         "kernel": kernel,
-        "server": report.server,
-        "flush_us": report.flush,
+        "server": server,
     })
 }

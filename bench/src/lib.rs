@@ -13,6 +13,7 @@
 //! | `database`, `support` | a PostgreSQL server |
 //! | `cluster`, `net` | a cluster, and proxies that delay and count what clients send |
 //! | `libs` | the libraries, behind one trait |
+//! | `peers`, `peer` | libraries of other languages beside them, and the program of those in Rust |
 //! | `worker` | the processes that do the work, and the talk with them |
 //! | `scenarios` | what they do, a file a scenario or group |
 //! | `clock`, `journal`, `tally`, `figures` | from points in time to figures |
@@ -29,6 +30,8 @@ mod libs;
 mod monitor;
 mod net;
 mod options;
+mod peer;
+mod peers;
 mod plot;
 mod ratios;
 mod readme;
@@ -70,6 +73,19 @@ pub fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// One library of Rust in one role, for [`compare`]: the program `peer`.
+pub fn peer(words: Vec<String>) {
+    let runtime = tokio::runtime::Runtime::new().expect("there are threads");
+    runtime.block_on(peer::main(words));
+    // What still waits for a lock is not waited for.
+    runtime.shutdown_background();
+}
+
+/// Measures lockstream beside libraries of other languages: the program `peers`, with `--help` for what can be said.
+pub fn compare() -> ExitCode {
+    peers::main(std::env::args().skip(1))
 }
 
 fn be_a_worker() -> ExitCode {

@@ -1,6 +1,8 @@
 //! `async-redis-lock`, with the options that it comes with (a ttl of 3 s, prolonged every second,
 //! tries 100 ms apart), but for its patience of one second.
 
+use std::time::Duration;
+
 use async_redis_lock::{Lock, Locker, Options};
 
 use super::{Library, Outcome, Passes, told};
@@ -20,6 +22,15 @@ impl Library for AsyncRedisLock {
             locker: locker.map_err(told("connect"))?,
             options: Options::new().timeout(None),
         })
+    }
+
+    fn lasting(self, ttl: Duration) -> Self {
+        let options = self.options.ttl(ttl).extend(ttl / 3);
+        Self { options, ..self }
+    }
+
+    fn is_lost(held: &Lock) -> bool {
+        held.is_lost()
     }
 
     fn lock(&self, key: &str) -> String {

@@ -27,6 +27,7 @@ pub(crate) struct Bare {
     connection: MultiplexedConnection,
     release: Script,
     next: AtomicU64,
+    ttl: Duration,
 }
 
 pub(crate) struct Held {
@@ -59,7 +60,12 @@ impl Library for Bare {
             connection,
             release,
             next: AtomicU64::new(0),
+            ttl: TTL,
         })
+    }
+
+    fn lasting(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
     }
 
     fn lock(&self, key: &str) -> Wanted {
@@ -79,7 +85,7 @@ impl Library for Bare {
         let owner = format!("{}:{number}", std::process::id());
         let mut connection = self.connection.clone();
         let wanted = wanted.clone();
-        while !is_taken(&mut connection, &wanted, &owner).await? {
+        while !is_taken(&mut connection, &wanted, &owner, self.ttl).await? {
             let pause = match wanted.permits {
                 None => LOOK_AGAIN,
                 Some(_) => LOOK_AGAIN / 16 * (number * 7 % 16 + 1) as u32,
@@ -116,8 +122,9 @@ async fn is_taken(
     connection: &mut MultiplexedConnection,
     wanted: &Wanted,
     owner: &str,
+    ttl: Duration,
 ) -> Outcome<bool> {
-    let (key, ttl) = (&*wanted.key, TTL.as_millis() as u64);
+    let (key, ttl) = (&*wanted.key, ttl.as_millis() as u64);
     let Some(limit) = wanted.permits else {
         let mut set = redis::cmd("SET");
         set.arg(key).arg(owner).arg("NX").arg("PX").arg(ttl);

@@ -5,10 +5,11 @@ use std::time::Duration;
 use lockstream::store::{MemoryStore, PostgresStore, RedisStore};
 use lockstream::{Lease, Lock, LockRegistry};
 
-use super::{Library, MEMORY, Outcome, Passes, told};
+use super::{Library, MEMORY, Outcome, Passes, TTL, told};
 
 pub(crate) struct Lockstream {
     registry: LockRegistry,
+    ttl: Duration,
 }
 
 impl Library for Lockstream {
@@ -30,11 +31,24 @@ impl Library for Lockstream {
             Passes::None => builder.local_passes(0),
         };
         let registry = builder.build().map_err(told("build"))?;
-        Ok(Self { registry })
+        let ttl = TTL;
+        Ok(Self { registry, ttl })
+    }
+
+    fn lasting(self, ttl: Duration) -> Self {
+        Self { ttl, ..self }
+    }
+
+    fn is_lost(held: &Lease) -> bool {
+        !held.is_valid()
     }
 
     fn lock(&self, key: &str) -> Lock {
-        self.registry.obtain(key).wait(Duration::MAX)
+        let lock = self.registry.obtain(key).wait(Duration::MAX);
+        match self.ttl {
+            TTL => lock, // as it comes
+            ttl => lock.ttl(ttl),
+        }
     }
 
     fn permit(&self, key: &str, limit: u32) -> Lock {

@@ -102,6 +102,16 @@ pub(crate) trait Library: Sized + Send + Sync + 'static {
         callers: usize,
     ) -> impl Future<Output = Outcome<Self>> + Send;
 
+    /// The same with locks that last so long, where that can be said.
+    fn lasting(self, _ttl: Duration) -> Self {
+        self
+    }
+
+    /// Whether the library has said, without a question to the server, that the lock is over.
+    fn is_lost(_held: &Self::Held) -> bool {
+        false
+    }
+
     fn lock(&self, key: &str) -> Self::Lock;
 
     /// One of so many permits; only for libraries that take part in its scenario.

@@ -1,0 +1,268 @@
+//! Libraries of other languages beside lockstream: each is a program that does as it is told by its arguments, and what it
+//! says and writes is judged here, in the same way for all.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `languages` | the peers, and how their programs are built |
+//! | `scenarios` | what they do, and what befalls them |
+//! | `process` | one of their processes |
+//! | `judge` | who held what when |
+//! | `show` | tables, JSON and a picture |
+
+mod judge;
+mod languages;
+mod process;
+mod scenarios;
+mod show;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use languages::{Language, PEERS, Peer};
+use scenarios::{Round, SCENARIOS, Scenario};
+
+use crate::libs::{Outcome, told};
+use crate::target::{Store, Target};
+use show::Results;
+
+const HELP: &str = "\
+Measures lockstream beside other libraries of locks, in the languages that are here, on a server of its own.
+
+usage: cargo run --release -p lockstream-bench --bin peers -- [OPTION…]
+
+  --only A,B      these peers; all, if none is named
+  --scenario A,B  these scenarios; all, if none is named
+  --list          says which there are, and runs nothing
+  --rounds N      how many rounds, the peers taking turns in each (3; 1 to 20)
+  --secs N        how long each round of a scenario with many turns is measured, in seconds (3; 0.1 to 60)
+  --hold N        how long `held` holds its locks, in seconds (60; 1 to 600)
+  --json FILE     writes everything there, every round of it
+  --tables FILE   writes the tables there, as Markdown
+  --plot FILE     draws a picture there, as SVG
+  --help          says this
+
+What a language needs and is not here is said, and its peers are left out. A peer that hangs or fails is shown so.";
+
+struct Options {
+    peers: Vec<Peer>,
+    scenarios: Vec<Scenario>,
+    rounds: usize,
+    secs: f64,
+    hold: f64,
+    json: Option<PathBuf>,
+    tables: Option<PathBuf>,
+    plot: Option<PathBuf>,
+}
+
+enum Wish {
+    Run(Options),
+    List,
+    Help,
+}
+
+pub(crate) fn main(args: impl Iterator<Item = String>) -> ExitCode {
+    let done = match parse(args) {
+        Ok(Wish::Run(options)) => run(&options),
+        Ok(Wish::List) => {
+            list();
+            Ok(true)
+        }
+        Ok(Wish::Help) => {
+            println!("{HELP}");
+            Ok(true)
+        }
+        Err(error) => Err(format!("{error}\n\n{HELP}")),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("lockstream failed at a scenario");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
+    let mut options = Options {
+        peers: PEERS.to_vec(),
+        scenarios: SCENARIOS.iter().map(|(scenario, ..)| *scenario).collect(),
+        rounds: 3,
+        secs: 3.0,
+        hold: 60.0,
+        json: None,
+        tables: None,
+        plot: None,
+    };
+    let mut args = args;
+    while let Some(name) = args.next() {
+        if matches!(&*name, "--help" | "-h") {
+            return Ok(Wish::Help);
+        }
+        if name == "--list" {
+            return Ok(Wish::List);
+        }
+        if ![
+            "--only",
+            "--scenario",
+            "--rounds",
+            "--secs",
+            "--hold",
+            "--json",
+            "--tables",
+            "--plot",
+        ]
+        .contains(&&*name)
+        {
+            return Err(format!("there is no {name:?}"));
+        }
+        let value = args.next().ok_or_else(|| format!("{name} wants a value"))?;
+        let number = |least: f64, most: f64| {
+            let number = value
+                .parse()
+                .ok()
+                .filter(|number| (least..=most).contains(number));
+            number.ok_or_else(|| {
+                format!("{name} wants a number from {least} to {most}, not {value:?}")
+            })
+        };
+        match &*name {
+            "--only" => {
+                let find = |name: &str| PEERS.into_iter().find(|peer| peer.name == name);
+                options.peers = named(&value, "peer", find)?;
+            }
+            "--scenario" => {
+                let find = |name: &str| {
+                    SCENARIOS
+                        .iter()
+                        .find(|(_, its, _)| *its == name)
+                        .map(|found| found.0)
+                };
+                options.scenarios = named(&value, "scenario", find)?;
+            }
+            "--rounds" => options.rounds = number(1.0, 20.0)? as usize,
+            "--secs" => options.secs = number(0.1, 60.0)?,
+            "--hold" => options.hold = number(1.0, 600.0)?,
+            "--json" => options.json = Some(value.into()),
+            "--tables" => options.tables = Some(value.into()),
+            _ => options.plot = Some(value.into()),
+        }
+    }
+    Ok(Wish::Run(options))
+}
+
+fn named<T>(names: &str, kind: &str, find: impl Fn(&str) -> Option<T>) -> Outcome<Vec<T>> {
+    let find = |name| find(name).ok_or_else(|| format!("there is no {kind} {name:?}: see --list"));
+    names.split(',').map(find).collect()
+}
+
+fn list() {
+    println!("peers:");
+    for peer in PEERS {
+        println!("  {:<22}{:?}", peer.name, peer.language);
+    }
+    println!("scenarios:");
+    for (_, name, what) in SCENARIOS {
+        println!("  {name:<22}{what}");
+    }
+}
+
+/// A peer, and the words that start it.
+type Built = (Peer, Vec<String>);
+
+/// Gives whether lockstream did all that it was to do.
+fn run(options: &Options) -> Outcome<bool> {
+    let scratch = tempfile::tempdir().map_err(told("a folder"))?;
+    let mut languages: Vec<(Language, Outcome<Vec<String>>)> = Vec::new();
+    let mut results = Results::default();
+    let mut peers: Vec<Built> = Vec::new();
+    for peer in &options.peers {
+        if !languages
+            .iter()
+            .any(|(language, _)| *language == peer.language)
+        {
+            eprintln!("builds {:?}", peer.language);
+            languages.push((peer.language, peer.language.build(scratch.path())));
+        }
+        let built = languages
+            .iter()
+            .find(|(language, _)| *language == peer.language);
+        match &built.expect("it was just put there").1 {
+            Ok(words) => peers.push((*peer, words.clone())),
+            Err(reason) => {
+                eprintln!("leaves out {}: {reason}", peer.name);
+                results.leave_out(*peer, reason);
+            }
+        }
+    }
+    let is_here = |on_postgres| {
+        peers
+            .iter()
+            .any(|(peer, _)| peer.on_postgres == on_postgres)
+    };
+    let mut redis = is_here(false)
+        .then(|| Target::start(Store::Redis))
+        .transpose()?;
+    let mut postgres = is_here(true)
+        .then(|| Target::start(Store::Postgres))
+        .transpose()?;
+    for target in [&redis, &postgres].into_iter().flatten() {
+        results.servers.push(target.version().to_owned());
+    }
+    let begin = Instant::now();
+    let all = options.rounds * options.scenarios.len();
+    for round in 0..options.rounds {
+        for (at, scenario) in options.scenarios.iter().enumerate() {
+            let done = round * options.scenarios.len() + at;
+            eprintln!(
+                "round {} of {}: {} ({done} of {all}, {:.0?})",
+                round + 1,
+                options.rounds,
+                scenario.name(),
+                begin.elapsed()
+            );
+            for (peer, words) in &peers {
+                if !scenario.is_for(*peer) {
+                    continue;
+                }
+                let target = if peer.on_postgres {
+                    &mut postgres
+                } else {
+                    &mut redis
+                };
+                let target = target.as_mut().expect("it was started");
+                target.empty()?;
+                let mut round = Round {
+                    target,
+                    peer: *peer,
+                    words,
+                    millis: (options.secs * 1e3) as u64,
+                    hold: Duration::from_secs_f64(options.hold),
+                };
+                let outcome = round.run(*scenario);
+                if let Err(error) = &outcome {
+                    eprintln!("  {}: {error}", peer.name);
+                }
+                results.add(*scenario, *peer, outcome);
+            }
+        }
+    }
+    let tables = results.tables(&options.scenarios);
+    println!("{tables}");
+    let write = |path: &Option<PathBuf>, text: String| match path {
+        Some(path) => {
+            std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
+        }
+        None => Ok(()),
+    };
+    write(&options.tables, tables.clone())?;
+    write(&options.json, results.json(options.rounds))?;
+    if let Some(path) = &options.plot {
+        results.draw(path)?;
+    }
+    Ok(!results.has_failed("lockstream"))
+}

@@ -1,0 +1,84 @@
+//! The program that measures lockstream beside libraries of other languages, with those that any machine has that runs the
+//! tests.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+fn peers(args: &[&str]) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_peers"))
+        .args(args)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.success(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+#[test]
+fn ours_bare_commands_and_python_are_measured_side_by_side() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (json, plot) = (path("peers.json"), path("peers.svg"));
+    let (done, out, said) = peers(&[
+        "--only",
+        "lockstream,bare,redis-py",
+        "--scenario",
+        "free-8,hot,hot-processes,first",
+        "--rounds",
+        "1",
+        "--secs",
+        "0.3",
+        "--json",
+        &json,
+        "--plot",
+        &plot,
+    ]);
+    assert!(done, "{out}{said}");
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(all["left_out"], Value::Array(Vec::new()), "{said}");
+    let results = all["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3 * 4);
+    for result in results {
+        assert_eq!(result["failure"], Value::Null, "{result}");
+        let figures = result["figures"].as_object().unwrap();
+        if result["scenario"] != "first" {
+            let rate = figures
+                .get("pairs")
+                .or(figures.get("acquisitions"))
+                .unwrap();
+            assert!(rate.as_f64().unwrap() > 0.0, "{result}");
+            assert_eq!(figures["overlaps"], 0.0, "{result}");
+            assert_eq!(figures["hung"], 0.0, "{result}");
+        }
+    }
+    assert!(
+        out.contains("### hot-processes") && out.contains("| redis-py |"),
+        "{out}"
+    );
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("redis-py"));
+}
+
+#[test]
+fn what_is_not_there_is_said() {
+    let (done, _, said) = peers(&["--only", "lockstream,nobody"]);
+    assert!(
+        !done && said.starts_with("there is no peer \"nobody\": see --list"),
+        "{said}"
+    );
+    let (done, _, said) = peers(&["--scenario", "free-2"]);
+    assert!(
+        !done && said.contains("there is no scenario \"free-2\""),
+        "{said}"
+    );
+    let (done, _, said) = peers(&["--rounds", "0"]);
+    assert!(
+        !done && said.contains("--rounds wants a number from 1 to 20, not \"0\""),
+        "{said}"
+    );
+    let (done, out, _) = peers(&["--list"]);
+    assert!(done && out.contains("redisson-fair") && out.contains("hand-over"));
+}
