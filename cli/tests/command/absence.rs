@@ -106,8 +106,8 @@ fn an_absence_ends_with_the_wait() {
 #[test]
 fn attempts_have_random_pauses() {
     let waiting = [
-        &["run", "--wait", "6s", "k", "--", "true"][..],
-        &["hold", "--wait", "6s", "k"],
+        &["run", "--wait", "12s", "k", "--", "true"][..],
+        &["hold", "--wait", "12s", "k"],
         &["lead", "k", "--", "true"],
     ];
     let waiting = waiting.map(|arguments| {
@@ -118,7 +118,7 @@ fn attempts_have_random_pauses() {
             let _program = Program::start(&format!("redis://127.0.0.1:{port}/"), arguments);
             let begin = Instant::now();
             let mut attempts = Vec::new();
-            while begin.elapsed() < Duration::from_secs(6) {
+            while begin.elapsed() < Duration::from_secs(12) {
                 if listener.accept().is_ok() {
                     attempts.push(begin.elapsed());
                 }
@@ -129,11 +129,12 @@ fn attempts_have_random_pauses() {
     });
     for attempts in waiting {
         let attempts = attempts.join().unwrap();
-        assert!((3..=9).contains(&attempts.len()), "{attempts:?}");
+        assert!((6..=18).contains(&attempts.len()), "{attempts:?}");
         let pauses: Vec<_> = attempts.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let (shortest, longest) = (pauses.iter().min().unwrap(), pauses.iter().max().unwrap());
+        // Of five random ones it happens once in a million that all are so close.
         assert!(
-            *longest - *shortest > Duration::from_millis(50),
+            *longest - *shortest > Duration::from_millis(20),
             "{pauses:?}"
         );
     }
