@@ -9,6 +9,7 @@
 //! | `rights.rs` | rights, passwords, no server at all |
 //! | `refusals.rs` | nothing: the server says no |
 //! | `policies.rs` | nothing: the server cannot push |
+//! | `pipelines.rs` | the server, under streams of locked items and a stream that leads |
 #![cfg(all(feature = "redis", feature = "test-util"))]
 
 mod ends;
@@ -16,6 +17,7 @@ mod ends;
 mod hearing;
 #[path = "../support/lock_server.rs"]
 mod lock_server;
+mod pipelines;
 mod policies;
 mod refusals;
 mod rights;
