@@ -9,14 +9,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use futures::Stream;
 use futures::future::FusedFuture;
-use futures::stream::{FusedStream, Pending};
+use futures::stream::{FusedStream, Pending, iter};
+use futures::{Stream, StreamExt, TryStreamExt};
 use lockstream::store::{MemoryStore, QuorumStore};
 use lockstream::{
-    BuildError, DetachError, DetachedLease, Inspection, Leadership, Lease, LeaseView, Lock,
-    LockError, LockEvent, LockRegistry, LockRegistryBuilder, OnFinish, OnLost,
-    ParseDetachedLeaseError, Repeat, Snapshot, StoreError, Token, future, stream,
+    BuildError, DetachError, DetachedLease, FutureLockExt, Inspection, Leadership, Lease,
+    LeaseView, Lock, LockError, LockEvent, LockRegistry, LockRegistryBuilder, OnFinish, OnLost,
+    ParseDetachedLeaseError, Repeat, Snapshot, StoreError, StreamLockExt, Token, future, stream,
 };
 use static_assertions::{assert_impl_all, assert_not_impl_any, assert_type_ne_all};
 
@@ -129,21 +129,21 @@ lasting! {
 lasting! {
     future::WithLock<Work>: Send, Unpin, FusedFuture;
     future::TryWithLock<Work>: Send, Unpin, FusedFuture;
-    future::WithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
-    future::TryWithLease<Begin<Work>, Work>: Send, Unpin, FusedFuture;
+    future::WithLease<Begin<Work>>: Send, Unpin, FusedFuture;
+    future::TryWithLease<Begin<Work>>: Send, Unpin, FusedFuture;
     future::Lead<Begin<Work>, Work>: Send, Unpin, FusedFuture;
     future::OrSkip<future::WithLock<Work>>: Send, Unpin, FusedFuture;
     future::Try<future::OrSkip<future::WithLock<Work>>>: Send, Unpin, FusedFuture;
-    future::OrSkip<future::WithLease<Begin<Work>, Work>>: Send, Unpin, FusedFuture;
-    future::Try<future::OrSkip<future::WithLease<Begin<Work>, Work>>>: Send, Unpin, FusedFuture;
+    future::OrSkip<future::WithLease<Begin<Work>>>: Send, Unpin, FusedFuture;
+    future::Try<future::OrSkip<future::WithLease<Begin<Work>>>>: Send, Unpin, FusedFuture;
     stream::WithLock<Rows>: Send, Unpin, FusedStream;
     stream::TryWithLock<Rows>: Send, Unpin, FusedStream;
-    stream::WithLease<Begin<Rows>, Rows>: Send, Unpin, FusedStream;
-    stream::TryWithLease<Begin<Rows>, Rows>: Send, Unpin, FusedStream;
+    stream::WithLease<Begin<Rows>>: Send, Unpin, FusedStream;
+    stream::TryWithLease<Begin<Rows>>: Send, Unpin, FusedStream;
     stream::OrSkip<stream::WithLock<Rows>>: Send, Unpin, FusedStream;
     stream::Try<stream::OrSkip<stream::WithLock<Rows>>>: Send, Unpin, FusedStream;
-    stream::OrSkip<stream::WithLease<Begin<Rows>, Rows>>: Send, Unpin, FusedStream;
-    stream::Try<stream::OrSkip<stream::WithLease<Begin<Rows>, Rows>>>: Send, Unpin, FusedStream;
+    stream::OrSkip<stream::WithLease<Begin<Rows>>>: Send, Unpin, FusedStream;
+    stream::Try<stream::OrSkip<stream::WithLease<Begin<Rows>>>>: Send, Unpin, FusedStream;
 }
 
 macro_rules! as_their_work {
@@ -156,14 +156,14 @@ macro_rules! as_their_work {
 }
 type FutureWithLock<W> = future::WithLock<W>;
 type FutureTryWithLock<W> = future::TryWithLock<W>;
-type FutureWithLease<W> = future::WithLease<Begin<W>, W>;
-type FutureTryWithLease<W> = future::TryWithLease<Begin<W>, W>;
+type FutureWithLease<W> = future::WithLease<Begin<W>>;
+type FutureTryWithLease<W> = future::TryWithLease<Begin<W>>;
 type FutureLead<W> = future::Lead<Begin<W>, W>;
 type FutureOrSkip<W> = future::OrSkip<future::WithLock<W>>;
 type StreamWithLock<W> = stream::WithLock<W>;
 type StreamTryWithLock<W> = stream::TryWithLock<W>;
-type StreamWithLease<W> = stream::WithLease<Begin<W>, W>;
-type StreamTryWithLease<W> = stream::TryWithLease<Begin<W>, W>;
+type StreamWithLease<W> = stream::WithLease<Begin<W>>;
+type StreamTryWithLease<W> = stream::TryWithLease<Begin<W>>;
 type StreamOrSkip<W> = stream::OrSkip<stream::WithLock<W>>;
 as_their_work!(
     FutureWithLock,
@@ -257,4 +257,65 @@ const _: () = assert!(size_of::<Option<Arc<Lease>>>() == size_of::<usize>());
 fn the_table_holds() {
     let printed = format!("{:?}", LockRegistry::in_memory().obtain("k"));
     assert!(printed.contains("\"k\""), "{printed}");
+}
+
+/// A service spawns its consumers, and its errors are often boxed. The compiler then compared a boxed error with itself and
+/// found two types.
+#[tokio::test]
+async fn consumers_of_boxed_errors_can_be_spawned() {
+    type Boxed = Box<dyn std::error::Error + Send + Sync>;
+
+    async fn charge(order: u8) -> Result<u8, Boxed> {
+        tokio::task::yield_now().await;
+        Ok(order)
+    }
+
+    async fn consume(locks: LockRegistry) -> Result<u8, Boxed> {
+        let mut sum = charge(1).try_with_lock(locks.obtain("k")).await?;
+        let orders = || iter(2..=3);
+        let lock = |_: &u8| locks.obtain("k");
+        let keyed = orders().map(|order| charge(order).try_with_lock(lock(&order)));
+        sum += keyed.buffer_keyed(2).try_fold(0, add).await?;
+        let skips = orders().map(|order| charge(order).try_with_lock(lock(&order)).or_skip());
+        sum += skips.buffer_keyed(2).try_fold(0, add).await?;
+        let plain = orders().map(|order| charge(order).with_lock(lock(&order)));
+        sum += plain
+            .buffer_keyed(2)
+            .try_fold(0, async |sum, order| Ok(sum + order.unwrap_or(0)))
+            .await?;
+        let leased = orders().map(|order| lock(&order).try_with_lease(move |_| charge(order)));
+        sum += leased.buffer_keyed(2).try_fold(0, add).await?;
+        let buffered = orders().map(|order| charge(order).try_with_lock(lock(&order)));
+        sum += buffered.buffered(2).try_fold(0, add).await?;
+        let unordered = orders().map(|order| charge(order).try_with_lock(lock(&order)));
+        sum += unordered.buffer_unordered(2).try_fold(0, add).await?;
+        // Locks in each other, around a borrow.
+        let sums = iter([vec![2], vec![3]]);
+        let nested = sums.map(Ok).and_then(async |orders: Vec<u8>| {
+            let (outer, inner) = (locks.obtain("outer"), locks.obtain("inner"));
+            let leased = inner.try_with_lease(|_| sum_of(&orders));
+            let both = leased.try_with_lock(locks.obtain("second"));
+            outer.try_with_lease(|_| both).await
+        });
+        sum += nested.try_fold(0, add).await?;
+        let rows = orders()
+            .map(Ok::<_, Boxed>)
+            .try_with_lock(locks.obtain("k"));
+        Ok(sum + rows.try_fold(0, add).await?)
+    }
+
+    async fn sum_of(orders: &[u8]) -> Result<u8, Boxed> {
+        let mut sum = 0;
+        for order in orders {
+            sum += charge(*order).await?;
+        }
+        Ok(sum)
+    }
+
+    async fn add(sum: u8, order: u8) -> Result<u8, Boxed> {
+        Ok(sum + order)
+    }
+
+    let spawned = tokio::spawn(consume(LockRegistry::in_memory()));
+    assert_eq!(spawned.await.unwrap().unwrap(), 1 + 8 * 5);
 }

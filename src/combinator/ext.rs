@@ -282,7 +282,7 @@ impl Lock {
     /// # Ok(()) }
     /// ```
     #[track_caller]
-    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F, Fut>
+    pub fn with_lease<F, Fut>(&self, work: F) -> future::WithLease<F>
     where
         F: FnOnce(LeaseView) -> Fut,
         Fut: Future,
@@ -293,7 +293,7 @@ impl Lock {
     /// [`with_lease`](Self::with_lease) for a future of a `Result`: errors of the lock are converted
     /// by `From<LockError>`.
     #[track_caller]
-    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F, Fut>
+    pub fn try_with_lease<F, Fut>(&self, work: F) -> future::TryWithLease<F>
     where
         F: FnOnce(LeaseView) -> Fut,
         Fut: TryFuture + Future,
@@ -306,7 +306,7 @@ impl Lock {
     /// [`with_lease`](Self::with_lease) for a stream. Otherwise this is
     /// [`StreamLockExt::with_lock`](crate::StreamLockExt::with_lock).
     #[track_caller]
-    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F, S>
+    pub fn with_lease_stream<F, S>(&self, work: F) -> stream::WithLease<F>
     where
         F: FnOnce(LeaseView) -> S,
         S: Stream,
@@ -317,7 +317,7 @@ impl Lock {
     /// [`with_lease_stream`](Self::with_lease_stream) for a stream of `Result`s: errors of the lock
     /// are converted by `From<LockError>`.
     #[track_caller]
-    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F, S>
+    pub fn try_with_lease_stream<F, S>(&self, work: F) -> stream::TryWithLease<F>
     where
         F: FnOnce(LeaseView) -> S,
         S: TryStream + Stream,

@@ -1,4 +1,6 @@
+use std::convert::Infallible;
 use std::fmt;
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -17,18 +19,73 @@ use crate::handle::options::LockOptions;
 /// A future or stream that runs while its lock is held: see
 /// [`with_lock`](crate::FutureLockExt::with_lock) and [`with_lease`](crate::Lock::with_lease).
 ///
-/// `F` begins the work `W`, once the lock is held. `V` is the output of a future, and `()` for a
-/// stream.
+/// `B` begins the work, once the lock is held. `K` tells whether that is a future or a stream.
+///
+/// Neither the work nor its value is a parameter beside them: of two that must be equal, the compiler does not know it
+/// while it looks whether a task is `Send`, if a boxed error or a borrow is in them.
 #[pin_project]
 #[must_use = "futures and streams do nothing unless polled"]
-pub struct Guarded<F, W, V> {
-    begin: Option<F>,
+pub struct Guarded<B: Begin, K: Kind<B::Work>> {
+    begin: Option<B>,
     #[pin]
-    locked_work: LockedWork<W, V>,
+    locked_work: LockedWork<B::Work, K::Value>,
 }
 
-impl<W, V> Guarded<fn(LeaseView) -> W, W, V> {
-    /// The work is there already, and nothing begins it.
+/// What begins the work when the lock is held.
+pub trait Begin {
+    /// A future or a stream.
+    type Work;
+
+    #[doc(hidden)]
+    fn begin(self, lease: LeaseView) -> Self::Work;
+}
+
+impl<F, W> Begin for F
+where
+    F: FnOnce(LeaseView) -> W,
+{
+    type Work = W;
+
+    fn begin(self, lease: LeaseView) -> W {
+        self(lease)
+    }
+}
+
+/// The work is there already, and nothing begins it.
+#[derive(Debug)]
+pub struct Given<W>(Infallible, PhantomData<fn() -> W>);
+
+impl<W> Begin for Given<W> {
+    type Work = W;
+
+    fn begin(self, _: LeaseView) -> W {
+        match self.0 {}
+    }
+}
+
+/// A kind of work.
+pub trait Kind<W> {
+    /// What the work leaves when it has completed.
+    type Value;
+}
+
+/// Work that is a future.
+#[derive(Debug)]
+pub struct OfFuture;
+
+/// Work that is a stream.
+#[derive(Debug)]
+pub struct OfStream;
+
+impl<W: Future> Kind<W> for OfFuture {
+    type Value = W::Output;
+}
+
+impl<W> Kind<W> for OfStream {
+    type Value = ();
+}
+
+impl<W, K: Kind<W>> Guarded<Given<W>, K> {
     pub(super) fn given(options: LockOptions, work: W) -> Self {
         Self {
             begin: None,
@@ -37,8 +94,8 @@ impl<W, V> Guarded<fn(LeaseView) -> W, W, V> {
     }
 }
 
-impl<F, W, V> Guarded<F, W, V> {
-    pub(super) fn begun_by(options: LockOptions, begin: F) -> Self {
+impl<B: Begin, K: Kind<B::Work>> Guarded<B, K> {
+    pub(super) fn begun_by(options: LockOptions, begin: B) -> Self {
         Self {
             begin: Some(begin),
             locked_work: LockedWork::new(WorkLock::new(options), None),
@@ -73,7 +130,7 @@ impl<F, W, V> Guarded<F, W, V> {
     /// assert!(again.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn keep_if(mut self, succeeds: fn(&V) -> bool) -> Self {
+    pub fn keep_if(mut self, succeeds: fn(&K::Value) -> bool) -> Self {
         self.locked_work.keep_if(succeeds);
         self
     }
@@ -89,12 +146,11 @@ impl<F, W, V> Guarded<F, W, V> {
     }
 }
 
-impl<F, W> Future for Guarded<F, W, W::Output>
+impl<B: Begin> Future for Guarded<B, OfFuture>
 where
-    F: FnOnce(LeaseView) -> W,
-    W: Future,
+    B::Work: Future,
 {
-    type Output = Result<W::Output, LockError>;
+    type Output = Result<<B::Work as Future>::Output, LockError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
@@ -102,7 +158,7 @@ where
     }
 }
 
-impl<F, W, V> FusedFuture for Guarded<F, W, V>
+impl<B: Begin, K: Kind<B::Work>> FusedFuture for Guarded<B, K>
 where
     Self: Future,
 {
@@ -111,12 +167,11 @@ where
     }
 }
 
-impl<F, W> Stream for Guarded<F, W, ()>
+impl<B: Begin> Stream for Guarded<B, OfStream>
 where
-    F: FnOnce(LeaseView) -> W,
-    W: Stream,
+    B::Work: Stream,
 {
-    type Item = Result<W::Item, LockError>;
+    type Item = Result<<B::Work as Stream>::Item, LockError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.project();
@@ -128,7 +183,7 @@ where
     }
 }
 
-impl<F, W, V> FusedStream for Guarded<F, W, V>
+impl<B: Begin, K: Kind<B::Work>> FusedStream for Guarded<B, K>
 where
     Self: Stream,
 {
@@ -137,7 +192,7 @@ where
     }
 }
 
-impl<F, W, V> fmt::Debug for Guarded<F, W, V> {
+impl<B: Begin, K: Kind<B::Work>> fmt::Debug for Guarded<B, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Guarded")
             .field(&self.locked_work.work_lock)

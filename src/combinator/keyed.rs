@@ -9,11 +9,10 @@ use futures::stream::{Fuse, FusedStream, StreamExt};
 use pin_project::pin_project;
 use smallvec::SmallVec;
 
-use super::guarded::Guarded;
+use super::guarded::{Begin, Guarded, Kind, OfFuture};
 use super::outcome::{Flatten, OrSkip, Try};
 use super::ready_queue::{ReadyQueue, ReadyWaker};
 use crate::base::{LockError, Mode};
-use crate::handle::LeaseView;
 use crate::handle::acquire::Acquiring;
 
 /// How many items wait for their locks, for each that works, unless [`waiting`](BufferKeyed::waiting) says otherwise.
@@ -56,7 +55,7 @@ mod sealed {
     pub struct Access<'a>(pub(super) &'a mut WorkLock);
 }
 
-impl<F, W, V> sealed::HasWorkLock for Guarded<F, W, V> {
+impl<B: Begin, K: Kind<B::Work>> sealed::HasWorkLock for Guarded<B, K> {
     fn work_lock(self: Pin<&mut Self>) -> sealed::Access<'_> {
         sealed::Access(self.work_lock_mut())
     }
@@ -74,12 +73,11 @@ impl<W: sealed::HasWorkLock> sealed::HasWorkLock for OrSkip<W> {
     }
 }
 
-impl<F, W> LockedFuture for Guarded<F, W, W::Output>
+impl<B: Begin> LockedFuture for Guarded<B, OfFuture>
 where
-    F: FnOnce(LeaseView) -> W,
-    W: Future,
+    B::Work: Future,
 {
-    type Item = Result<W::Output, LockError>;
+    type Item = Result<<B::Work as Future>::Output, LockError>;
 
     fn item(output: Self::Output) -> Option<Self::Item> {
         Some(output)
@@ -97,21 +95,20 @@ where
     }
 }
 
-impl<F, W, R> LockedFuture for Try<Guarded<F, W, R>>
+impl<B: Begin> LockedFuture for Try<Guarded<B, OfFuture>>
 where
-    Guarded<F, W, R>: Future<Output = Result<R, LockError>>,
-    R: Flatten,
+    B::Work: Future<Output: Flatten>,
 {
-    type Item = R::Flat;
+    type Item = <<B::Work as Future>::Output as Flatten>::Flat;
 
     fn item(output: Self::Output) -> Option<Self::Item> {
         Some(output)
     }
 }
 
-impl<F, W, T, E> LockedFuture for Try<OrSkip<Guarded<F, W, Result<T, E>>>>
+impl<B: Begin, T, E> LockedFuture for Try<OrSkip<Guarded<B, OfFuture>>>
 where
-    Guarded<F, W, Result<T, E>>: Future<Output = Result<Result<T, E>, LockError>>,
+    B::Work: Future<Output = Result<T, E>>,
     E: From<LockError>,
 {
     type Item = Result<T, E>;

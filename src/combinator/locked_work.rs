@@ -7,8 +7,8 @@ use futures::Stream;
 use pin_project::pin_project;
 
 use super::WorkLock;
+use super::guarded::Begin;
 use crate::base::LockError;
-use crate::handle::LeaseView;
 
 /// Work under a lock, from the wait for the lock to its release: what every combinator wraps.
 ///
@@ -74,7 +74,7 @@ impl<W, V> LockedWork<W, V> {
         poll_work: impl FnOnce(Pin<&mut W>, &mut Context<'_>) -> Poll<Step<I, V>>,
     ) -> Poll<Result<Step<I, V>, LockError>>
     where
-        F: FnOnce(LeaseView) -> W,
+        F: Begin<Work = W>,
     {
         let outcome = ready!(self.as_mut().poll_step(cx, begin, poll_work));
         if outcome.is_err() {
@@ -96,7 +96,7 @@ impl<W, V> LockedWork<W, V> {
         poll_work: impl FnOnce(Pin<&mut W>, &mut Context<'_>) -> Poll<Step<I, V>>,
     ) -> Poll<Result<Step<I, V>, LockError>>
     where
-        F: FnOnce(LeaseView) -> W,
+        F: Begin<Work = W>,
     {
         let mut this = self.project();
         if !this.work_lock.is_releasing() {
@@ -105,7 +105,7 @@ impl<W, V> LockedWork<W, V> {
                 let lease = ready!(this.work_lock.poll_acquire(cx))?;
                 if let Some(begin) = begin.take() {
                     let _guard = this.work_lock.enter();
-                    this.work.set(Some(begin(lease)));
+                    this.work.set(Some(begin.begin(lease)));
                 }
             }
             this.work_lock.check(cx)?;
@@ -141,7 +141,7 @@ impl<W: Future> LockedWork<W, W::Output> {
         begin: &mut Option<F>,
     ) -> Poll<Result<W::Output, LockError>>
     where
-        F: FnOnce(LeaseView) -> W,
+        F: Begin<Work = W>,
     {
         assert!(!self.is_done(), "{POLLED_LATE}");
         let poll_work = |work: Pin<&mut W>, cx: &mut Context<'_>| work.poll(cx).map(Step::Break);
@@ -158,7 +158,7 @@ impl<W: Future> LockedWork<W, W::Output> {
         stays: impl FnOnce(&W::Output) -> bool,
     ) -> Poll<HandedOver<W::Output>>
     where
-        F: FnOnce(LeaseView) -> W,
+        F: Begin<Work = W>,
     {
         assert!(!self.is_done(), "{POLLED_LATE}");
         let poll_work = |work: Pin<&mut W>, cx: &mut Context<'_>| {
@@ -199,7 +199,7 @@ impl<W> LockedWork<W, ()> {
         poll_item: impl FnOnce(Pin<&mut W>, &mut Context<'_>) -> Poll<Option<I>>,
     ) -> Poll<Option<Result<I, LockError>>>
     where
-        F: FnOnce(LeaseView) -> W,
+        F: Begin<Work = W>,
     {
         if self.is_done() {
             return Poll::Ready(None);
@@ -220,7 +220,7 @@ impl<W: Stream> LockedWork<W, ()> {
         begin: &mut Option<F>,
     ) -> Poll<Option<Result<W::Item, LockError>>>
     where
-        F: FnOnce(LeaseView) -> W,
+        F: Begin<Work = W>,
     {
         self.poll_items(cx, begin, W::poll_next)
     }

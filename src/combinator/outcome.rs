@@ -6,7 +6,7 @@ use futures::future::FusedFuture;
 use futures::stream::FusedStream;
 use pin_project::pin_project;
 
-use super::guarded::Guarded;
+use super::guarded::{Begin, Guarded, Kind};
 use crate::base::LockError;
 use crate::handle::acquire::AcquireLease;
 
@@ -30,9 +30,9 @@ impl<W> Try<W> {
     }
 }
 
-impl<F, W, V> Try<Guarded<F, W, V>> {
+impl<B: Begin, K: Kind<B::Work>> Try<Guarded<B, K>> {
     /// The lock's `on_finish` is only for work that succeeds; see [`Guarded::keep_if`].
-    pub fn keep_if(self, succeeds: fn(&V) -> bool) -> Self {
+    pub fn keep_if(self, succeeds: fn(&K::Value) -> bool) -> Self {
         let inner = self.inner.keep_if(succeeds);
         Self { inner }
     }

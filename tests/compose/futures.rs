@@ -156,7 +156,7 @@ struct Fields {
     skip: lockstream::future::OrSkip<lockstream::future::WithLock<Ready<u8>>>,
     locked: lockstream::future::TryWithLock<Ready<Result<u8, lockstream::LockError>>>,
     rows: lockstream::stream::WithLock<stream::Iter<std::ops::Range<u8>>>,
-    leased: lockstream::future::WithLease<Work, Ready<Token>>,
+    leased: lockstream::future::WithLease<Work>,
 }
 
 #[tokio::test(start_paused = true)]
