@@ -130,8 +130,8 @@ pub use lockstream_macros::with_lock;
 /// What most programs use, in one line: `use lockstream::prelude::*;`.
 pub mod prelude {
     pub use crate::{
-        FutureLockExt, IntoLock, Lease, Lock, LockError, LockRegistry, OnFinish, Renewal,
-        StreamLockExt,
+        FutureLockExt, IntoLock, Lease, LeaseView, Lock, LockError, LockRegistry, OnFinish,
+        Renewal, StreamLockExt,
     };
 }
 
