@@ -57,7 +57,7 @@ mod scenarios;
 mod shutdown;
 #[cfg(not(any(feature = "redis", feature = "postgres")))]
 #[path = "../support/steady.rs"]
-#[allow(unreachable_pub, reason = "it stands by itself here")]
+#[allow(unreachable_pub, dead_code, reason = "it stands by itself here")]
 mod steady;
 mod streams;
 mod suite;

@@ -1,6 +1,8 @@
 //! The table of cases, and what is done around each.
 
-use crate::steady::{on_a_steady_machine, on_a_steady_machine_blocking};
+#[cfg(any(feature = "redis", feature = "postgres"))]
+use crate::steady::on_a_steady_machine;
+use crate::steady::on_a_steady_machine_blocking;
 use crate::world::{World, empty, ms};
 
 /// Under paused time a case that hangs has nothing left to wait for but this; in real time it is long enough.
@@ -17,6 +19,7 @@ pub(crate) async fn run<W: World>(case: impl AsyncFn(&mut W)) {
 }
 
 /// [`run`] in real time.
+#[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) async fn run_in_real_time<W: World>(case: impl AsyncFn(&mut W)) {
     on_a_steady_machine(async || run(&case).await).await;
 }
