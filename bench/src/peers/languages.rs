@@ -180,7 +180,15 @@ fn run(program: &str, words: &[&str], folder: &Path) -> Outcome<()> {
     }
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
-    let last: Vec<_> = said.lines().rev().take(5).collect();
-    let last = last.into_iter().rev().collect::<Vec<_>>().join("; ");
-    Err(format!("`{program} {}` failed: {last}", words.join(" ")))
+    let said: Vec<_> = said
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .take(5)
+        .collect();
+    Err(format!(
+        "`{program} {}` failed: {}",
+        words.join(" "),
+        said.join("; ")
+    ))
 }
