@@ -127,7 +127,10 @@ async fn run<L: Library>(lib: Arc<L>, mut hear: Hear, args: Args) -> Outcome<()>
             let _ = writeln!(journal, "{key} {number} {since} 0 0");
         }
         failures += task.failures.load(Ordering::Relaxed);
-        error.clone_from(&task.error.lock().expect("no panic"));
+        let its = task.error.lock().expect("no panic");
+        if !its.is_empty() {
+            error.clone_from(&its);
+        }
     }
     fs::write(args.text("journal"), journal).map_err(told("the journal"))?;
     let cpu = used.as_nanos() as u64;

@@ -54,7 +54,12 @@ fn key_of(message: u64) -> u64 {
 
 async fn connect(url: &str) -> MultiplexedConnection {
     let client = redis::Client::open(url).unwrap();
-    client.get_multiplexed_async_connection().await.unwrap()
+    // Half a second by default, for which a machine may stand still.
+    let config = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE));
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    connection.await.unwrap()
 }
 
 /// New entries, and those that a dead consumer has left, until all are acknowledged.

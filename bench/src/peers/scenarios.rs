@@ -237,7 +237,10 @@ impl Round<'_> {
         }
         turns.server = self.target.processor_secs()? - before;
         turns.verdict = Journal::read(&files)?.judge(processes * tasks, end);
-        Ok(turns)
+        match turns.verdict.acquisitions {
+            0 => Err("nobody got a lock".to_owned()),
+            _ => Ok(turns),
+        }
     }
 
     fn free(&mut self, tasks: usize) -> Outcome<Figures> {
