@@ -21,8 +21,8 @@ use crate::handle::options::LockOptions;
 ///
 /// `B` begins the work, once the lock is held. `K` tells whether that is a future or a stream.
 ///
-/// Neither the work nor its value is a parameter beside them: of two that must be equal, the compiler does not know it
-/// while it looks whether a task is `Send`, if a boxed error or a borrow is in them.
+/// If the work or its value were a parameter as well, it would have to be the same type as `B` and `K` name. The compiler
+/// cannot prove that while it checks whether a task is `Send`, if the type contains a boxed error or a borrow.
 #[pin_project]
 #[must_use = "futures and streams do nothing unless polled"]
 pub struct Guarded<B: Begin, K: Kind<B::Work>> {
