@@ -496,6 +496,8 @@ async fn what_answers_is_named() {
 /// Look-ups of names as they are elsewhere.
 #[cfg(target_os = "linux")]
 mod lookups {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use tokio::net::TcpListener;
 
     use super::*;
@@ -548,28 +550,31 @@ mod lookups {
         let server = PgServer::start();
         PostgresStore::connect(server.url()).await.unwrap();
         let standby = server.standby(&["hot_standby = on"]);
-        // The standby, a server that is silent, and nobody, at another address and the same port.
-        for other in ["standby", "silent", "nobody"] {
-            let listener = TcpListener::bind(("127.0.0.2", server.port()))
-                .await
-                .unwrap();
-            let to = standby.port();
-            let serving = tokio::spawn(async move {
-                let mut kept = Vec::new();
-                while let Ok((mut client, _)) = listener.accept().await {
-                    match other {
-                        "standby" => drop(tokio::spawn(async move {
-                            let mut server =
-                                tokio::net::TcpStream::connect(("127.0.0.1", to)).await?;
-                            tokio::io::copy_bidirectional(&mut client, &mut server).await
-                        })),
-                        "silent" => kept.push(client),
-                        _ => return,
-                    }
+        // The standby, a server that is silent, and nobody, at another address and the same port. It is listened to only
+        // once: a port cannot be had again at once while another test starts a process, which has our files until then.
+        let listener = TcpListener::bind(("127.0.0.2", server.port()))
+            .await
+            .unwrap();
+        let (is_silent, to) = (Arc::new(AtomicBool::new(false)), standby.port());
+        let is_silent_now = Arc::clone(&is_silent);
+        let mut serving = tokio::spawn(async move {
+            let mut kept = Vec::new();
+            while let Ok((mut client, _)) = listener.accept().await {
+                if is_silent_now.load(Ordering::SeqCst) {
+                    kept.push(client);
+                } else {
+                    tokio::spawn(async move {
+                        let mut server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await?;
+                        tokio::io::copy_bidirectional(&mut client, &mut server).await
+                    });
                 }
-            });
+            }
+        });
+        for other in ["standby", "silent", "nobody"] {
+            is_silent.store(other == "silent", Ordering::SeqCst);
             if other == "nobody" {
                 serving.abort();
+                let _ = (&mut serving).await;
             }
             for (first, second) in [("127.0.0.1", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")] {
                 let url = server.url().replace("127.0.0.1", "postgres-headless");
@@ -580,8 +585,6 @@ mod lookups {
                 ];
                 tokio::task::block_in_place(|| run(&url, "3", &names));
             }
-            serving.abort();
-            let _ = serving.await;
         }
     }
 
