@@ -344,12 +344,13 @@ pub(crate) async fn a_verification_prolongs_nothing(w: &dyn World) {
     for lock in cases {
         let lease = lock.ttl(ms(2000)).lease().await.unwrap();
         let (begin, until) = (Instant::now(), lease.deadline());
-        sleep(ms(300)).await;
+        sleep(ms(600)).await;
         lease.verify().await.unwrap();
         let seen = there.obtain("k").inspect().await.unwrap();
         let ends = begin.elapsed() + seen.remaining().unwrap();
         assert!(ends <= ms(2010) + w.late(), "{ends:?}");
-        assert!(seen.remaining().unwrap() <= ms(1710), "{seen:?}");
+        // Prolonged, it would have nearly 2 s. The server's clock may be set meanwhile.
+        assert!(seen.remaining().unwrap() <= ms(1700), "{seen:?}");
         assert_eq!(lease.deadline(), until);
         lease.release().await.unwrap();
     }
