@@ -13,7 +13,7 @@ async fn before_redis_7_waiters_poll() {
         builder(&cluster).build().unwrap(),
         builder(&cluster).build().unwrap(),
     );
-    for key in ["a", "b", "c", "{t}:d"] {
+    let turns = ["a", "b", "c", "{t}:d"].map(async |key| {
         let lease = here.obtain(key).lease().await.unwrap();
         assert!(!there.obtain(key).acquire_once().await.unwrap());
         let waiter = tokio::spawn(there.obtain(key).lease());
@@ -22,7 +22,8 @@ async fn before_redis_7_waiters_poll() {
         lease.release().await.unwrap();
         let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
         next.release().await.unwrap();
-    }
+    });
+    futures::future::join_all(turns).await;
     wait_until("nothing is left", BOUND, || cluster.leftovers().is_empty()).await;
 }
 

@@ -284,9 +284,9 @@ pub(crate) async fn each_key_of_a_group_is_kept(w: &dyn World) {
     let acquiring = tokio::spawn(group.lease_within(ms(9000)));
     waiting(&there.obtain("b"), 1).await;
     sleep(ms(500)).await;
+    let begin = Instant::now();
     blocker.release().await.unwrap();
     let lease = acquiring.await.unwrap().unwrap();
-    let begin = Instant::now();
     lease.finish().await.unwrap();
     let others = ["a", "b"].map(|key| there.obtain(key));
     for other in &others {
@@ -693,7 +693,12 @@ pub(crate) async fn an_adopted_lease_is_renewed(w: &dyn World) {
 pub(crate) async fn an_outage_does_not_lose_what_is_detached(w: &dyn World) {
     let here = w.registry().await;
     // An adoption that is answered in the last eighth of it is lost (M8).
-    let there = w.builder().await.response_timeout(ms(2400)).build().unwrap();
+    let there = w
+        .builder()
+        .await
+        .response_timeout(ms(2400))
+        .build()
+        .unwrap();
     connected(&there).await;
     let lease = here.obtain("k").ttl(ms(30_000)).lease().await.unwrap();
     let detached = lease.detach().unwrap();

@@ -124,8 +124,8 @@ pub(crate) async fn a_lead_taken_away_comes_back(w: &dyn World) {
     let mut campaign = seat(&registry).leadership();
     let first = lease(campaign.next().await);
     w.expire("k");
-    w.crashed_holder("k", ms(900));
     let begin = Instant::now();
+    w.crashed_holder("k", ms(900));
     assert!(follows(&campaign.next().await.unwrap()));
     assert!(begin.elapsed() <= ms(200) + w.late());
     assert!(!first.is_valid());
