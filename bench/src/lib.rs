@@ -78,7 +78,8 @@ pub fn main() -> ExitCode {
 /// One library of Rust in one role, for [`compare`]: the program `peer`.
 pub fn peer(words: Vec<String>) {
     let runtime = tokio::runtime::Runtime::new().expect("there are threads");
-    runtime.block_on(peer::main(words));
+    // A task, as in a service: what is polled by `block_on` itself is woken over threads each time.
+    let _ = runtime.block_on(runtime.spawn(peer::main(words)));
     // What still waits for a lock is not waited for.
     runtime.shutdown_background();
 }

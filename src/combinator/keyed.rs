@@ -698,5 +698,6 @@ mod tests {
         assert_eq!(items.items.ready.len(), 1);
         let next = futures::StreamExt::next(&mut items).await;
         assert_eq!(next.unwrap().unwrap(), 500);
+        assert_eq!(items.items.lines.len(), 999, "nothing is kept of its key");
     }
 }

@@ -468,8 +468,10 @@ impl<F, Fut: Future> fmt::Debug for Lead<F, Fut> {
 #[cfg(test)]
 mod tests {
     use futures::{FutureExt, StreamExt};
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::{LossCause, Token};
 
     #[test]
     fn without_a_registry_there_is_nothing_to_campaign_for() {
@@ -489,5 +491,39 @@ mod tests {
                 .expect("it is over")
                 .is_none()
         );
+    }
+
+    /// Its failures of before are forgotten: the pauses are short again, and the log is told.
+    #[tokio::test(start_paused = true)]
+    async fn who_has_led_begins_anew() {
+        let full = || LockError::QueueFull {
+            key: "k".into(),
+            limit: 1,
+        };
+        let pause = |candidate: &mut Candidate| {
+            candidate.retry(full()).expect("it may have room later");
+            let pause = candidate.pause.as_ref().expect("not at once");
+            pause.deadline() - Instant::now()
+        };
+        let term_ends: [fn(&mut Candidate); 2] = [
+            |candidate| drop(candidate.again_after(Duration::ZERO)),
+            |candidate| {
+                let lost = LockError::Lost {
+                    key: "k".into(),
+                    token: Token::of(1, 0),
+                    cause: LossCause::Taken,
+                };
+                drop(candidate.retry(lost).expect("it may lead again"));
+            },
+        ];
+        for term_ends in term_ends {
+            let mut candidate = Lock::new(None, "k").leadership().candidate;
+            let pauses: Vec<_> = (0..12).map(|_| pause(&mut candidate)).collect();
+            assert!(pauses[11] > Duration::from_secs(1), "{pauses:?}");
+            assert!(!candidate.told.is_news(&full().to_string()));
+            term_ends(&mut candidate);
+            assert!(candidate.told.is_news(&full().to_string()));
+            assert!(pause(&mut candidate) <= Duration::from_millis(200));
+        }
     }
 }

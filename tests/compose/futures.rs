@@ -1,7 +1,8 @@
 use std::cell::Cell;
-use std::future::{Ready, ready};
-use std::pin::pin;
+use std::future::{Future, Ready, ready};
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use futures::future::{self, Either, join_all};
 use futures::{FutureExt, StreamExt, stream};
@@ -200,6 +201,46 @@ async fn fused_futures_fit_the_other_select() {
         }
     }
     assert_eq!((value, acquired), (Some(7), true));
+}
+
+/// Work that has something until it is dropped.
+struct Keeps<T>(
+    Option<T>,
+    #[expect(dead_code, reason = "it is dropped")] Rc<()>,
+);
+
+impl<T: Unpin> Future for Keeps<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<T> {
+        self.0.take().map_or(Poll::Pending, Poll::Ready)
+    }
+}
+
+/// What it has is gone when its future is done, which may be kept for longer.
+#[tokio::test(start_paused = true)]
+async fn nothing_of_the_work_is_kept_when_it_is_done() {
+    let (_, here, there) = two();
+    let kept = Rc::new(());
+    let lock = here.obtain("k").wait(ms(0));
+    let mut done = Keeps(Some(7), kept.clone()).with_lock(&lock);
+    assert_eq!((&mut done).await.unwrap(), 7);
+    assert_eq!(Rc::strong_count(&kept), 1, "the work");
+
+    let held = there.obtain("k").lease().await.unwrap();
+    let mut busy = Keeps(Some(7), kept.clone()).with_lock(&lock);
+    assert!((&mut busy).await.unwrap_err().is_not_acquired());
+    assert_eq!(Rc::strong_count(&kept), 1, "work that never began");
+    held.release().await.unwrap();
+
+    let value = kept.clone();
+    let late = async move {
+        tokio::time::advance(ms(700)).await;
+        value
+    };
+    let mut lost = pin!(late.with_lock(here.obtain("k").ttl(ms(600))));
+    assert!(lost.as_mut().await.unwrap_err().is_lost());
+    assert_eq!(Rc::strong_count(&kept), 1, "its value");
 }
 
 /// Races of two acquisitions of one key: the loser, dropped or kept, does not hold it against the winner.

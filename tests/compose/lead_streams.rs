@@ -4,7 +4,7 @@ use std::task::Poll;
 
 use futures::{StreamExt, stream};
 use lockstream::verify::StepVerifier;
-use lockstream::{LockError, Repeat};
+use lockstream::{LockError, OnLost, Repeat};
 use tokio::time::sleep;
 
 use crate::{is_free, ms, two};
@@ -45,6 +45,25 @@ async fn a_stream_runs_only_while_its_process_leads() {
         .verify()
         .await;
     assert!(is_free(&there, "k").await, "dropped, it resigns");
+}
+
+/// Who leads no more ends its term, whatever its lock does at other losses.
+#[tokio::test(start_paused = true)]
+async fn a_loss_ends_a_term_that_is_to_go_on() {
+    let (store, here, _) = two();
+    let lock = here.obtain("k").ttl(ms(600)).on_lost(OnLost::RunOn);
+    let terms = Cell::new(0);
+    let source = |_| {
+        terms.set(terms.get() + 1);
+        stream::iter([terms.get()]).chain(stream::pending())
+    };
+    StepVerifier::try_create(lock.lead_stream(source))
+        .expect_next(1)
+        .then(async || store.expire("k"))
+        .expect_next(2)
+        .then_cancel()
+        .verify()
+        .await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,9 @@ use std::cell::{Cell, RefCell};
 use std::future::{pending, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
-use std::task::Poll;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake};
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use lockstream::verify::StepVerifier;
@@ -62,6 +64,82 @@ async fn a_busy_key_does_not_stand_in_the_way() {
         assert_eq!(rest, [0, 4, 8, 12, 16]);
         assert_eq!(shop.0.most.get(), 2);
     }
+}
+
+/// The errors of the work and of the lock are of one type.
+#[tokio::test(start_paused = true)]
+async fn work_with_errors_of_its_own_tells_them() {
+    let (_, here, _) = two();
+    let items = stream::iter(0..4).map(|item| {
+        let work = async move {
+            if item == 2 {
+                return Err(Box::<dyn std::error::Error>::from("out of stock"));
+            }
+            Ok(item)
+        };
+        work.try_with_lock(here.obtain("k"))
+    });
+    let done: Vec<_> = items.buffer_keyed(2).collect().await;
+    let done: Vec<_> = { done.into_iter() }
+        .map(|item| item.map_err(|error| error.to_string()))
+        .collect();
+    let failed = Err("out of stock".to_owned());
+    assert_eq!(done, [Ok(0), Ok(1), failed, Ok(3)]);
+}
+
+/// It asks only when it is the next at each of its keys: the first of them is free for others until then.
+#[tokio::test(start_paused = true)]
+async fn several_keys_are_asked_for_when_each_is_had_by_nobody_before() {
+    let (_, here, there) = two();
+    let items = stream::iter(0..2).map(|item| {
+        let lock = match item {
+            0 => here.obtain("b"),
+            _ => here.obtain_all(["a", "b"]),
+        };
+        async { sleep(ms(100)).await }.with_lock(lock)
+    });
+    let mut items = Box::pin(items.buffer_keyed(2));
+    assert!(items.next().now_or_never().is_none());
+    let others = async {
+        sleep(ms(50)).await;
+        assert!(is_free(&there, "a").await && !is_free(&there, "b").await);
+        sleep(ms(100)).await;
+        assert!(!is_free(&there, "a").await);
+    };
+    let (done, ()) = tokio::join!(items.try_collect::<Vec<_>>(), others);
+    assert_eq!(done.unwrap().len(), 2);
+}
+
+/// However many the source has at once: the task is woken to take more of them.
+#[tokio::test(start_paused = true)]
+async fn a_source_that_has_much_is_taken_in_in_pieces() {
+    #[derive(Default)]
+    struct Wakes(AtomicBool);
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    const MANY: usize = 1_000;
+    let (_, here, there) = two();
+    let _held = there.obtain("k").lease().await.unwrap();
+    let asked = Rc::new(Cell::new(0));
+    let items = stream::iter(0..MANY).map(|_| {
+        asked.set(asked.get() + 1);
+        async {}.with_lock(here.obtain("k"))
+    });
+    let mut items = items.buffer_keyed(1).waiting(MANY);
+    let wakes = Arc::new(Wakes::default());
+    let waker = wakes.clone().into();
+    let mut polls = 0;
+    // Nothing else runs here, and so nothing else wakes.
+    while polls == 0 || wakes.0.swap(false, Ordering::SeqCst) {
+        let next = items.poll_next_unpin(&mut Context::from_waker(&waker));
+        assert!(next.is_pending());
+        polls += 1;
+    }
+    assert_eq!(asked.get(), MANY);
+    assert!(polls > 3, "other tasks had their turn {polls} times");
 }
 
 /// The same with `buffer_unordered` stands still: what this is for.

@@ -1,5 +1,6 @@
-use futures::{StreamExt, TryStreamExt, stream};
-use lockstream::{LockError, StreamLockExt, Token};
+use futures::stream::FusedStream;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use lockstream::{FutureLockExt, LockError, StreamLockExt, Token};
 use tokio::time::sleep;
 
 use crate::{ms, two};
@@ -62,4 +63,41 @@ async fn streams_of_other_makes_lock_just_as_well() {
     let made: Result<Vec<Token>, LockError> =
         made.try_with_lock((&here, "other")).try_collect().await;
     assert!(made.unwrap().is_sorted_by(|one, next| one < next));
+}
+
+/// Over only when it has no item left, and not before.
+async fn is_over_at_its_end(stream: impl FusedStream) {
+    let mut stream = std::pin::pin!(stream);
+    loop {
+        let was_over = stream.is_terminated();
+        match stream.next().await {
+            Some(_) => assert!(!was_over),
+            None => break,
+        }
+    }
+    assert!(stream.is_terminated());
+    assert_eq!(stream.size_hint().1, Some(0));
+}
+
+/// `futures::select!` asks this of each of them.
+#[tokio::test(start_paused = true)]
+async fn streams_say_when_they_are_over() {
+    let (_, here, _) = two();
+    let lock = || here.obtain("k");
+    let rows = || stream::iter(0..3);
+    is_over_at_its_end(rows().with_lock(lock())).await;
+    is_over_at_its_end(rows().with_lock(lock()).or_skip()).await;
+    is_over_at_its_end(rows().map(Ok::<_, LockError>).try_with_lock(lock())).await;
+    let work = || rows().map(|row| sleep(ms(row)).with_lock(lock()));
+    is_over_at_its_end(work().buffer_keyed(1)).await;
+    is_over_at_its_end(work().buffer_keyed(2).waiting(8).in_order()).await;
+    is_over_at_its_end(lock().lead_stream(|_| rows())).await;
+    let mut campaign = Box::pin(lock().leadership());
+    assert!(campaign.next().await.is_some());
+    here.shutdown().await;
+    is_over_at_its_end(campaign).await;
+    let closed = lock().lead_stream(|_| rows());
+    assert!(!closed.is_terminated());
+    is_over_at_its_end(closed).await;
+    assert!(lock().leadership().boxed().next().now_or_never().is_some());
 }
