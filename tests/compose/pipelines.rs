@@ -66,6 +66,29 @@ async fn a_busy_key_does_not_stand_in_the_way() {
     }
 }
 
+/// A key that others do not have is asked for only where there is a place to work.
+#[tokio::test(start_paused = true)]
+async fn who_has_no_place_takes_no_key() {
+    let (_, here, there) = two();
+    let items = stream::iter(0..3).map(|item| {
+        let lock = here.obtain(format!("k{item}"));
+        async { sleep(ms(100)).await }.with_lock(lock)
+    });
+    let mut items = Box::pin(items.buffer_keyed(1).waiting(8));
+    assert!(items.next().now_or_never().is_none());
+    let others = async {
+        for now in 0..3 {
+            sleep(ms(if now == 0 { 50 } else { 100 })).await;
+            for item in 0..3 {
+                let key = format!("k{item}");
+                assert_eq!(is_free(&there, &key).await, item != now, "{key}");
+            }
+        }
+    };
+    let (done, ()) = tokio::join!(items.try_collect::<Vec<_>>(), others);
+    assert_eq!(done.unwrap().len(), 3);
+}
+
 /// The errors of the work and of the lock are of one type.
 #[tokio::test(start_paused = true)]
 async fn work_with_errors_of_its_own_tells_them() {
