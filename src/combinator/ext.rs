@@ -1,7 +1,8 @@
 use futures::{Stream, TryFuture, TryStream};
 
 use super::guarded::Guarded;
-use super::keyed::{BufferKeyed, LockedFuture};
+use super::keyed::BufferKeyed;
+use super::locked_future::LockedFuture;
 use super::outcome::Try;
 use super::{future, stream};
 use crate::base::LockError;
