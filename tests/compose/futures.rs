@@ -4,7 +4,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use futures::future::{self, Either, join_all};
+use futures::future::{self, Either, FusedFuture, join_all};
 use futures::{FutureExt, StreamExt, stream};
 use lockstream::{FutureLockExt, LockRegistry, StreamLockExt, Token};
 use tokio::time::{Instant, sleep, timeout};
@@ -201,6 +201,10 @@ async fn fused_futures_fit_the_other_select() {
         }
     }
     assert_eq!((value, acquired), (Some(7), true));
+    let mut leads = pin!(lock.lead(async |_| 7));
+    assert!(!leads.is_terminated());
+    assert_eq!(leads.as_mut().await.unwrap(), 7);
+    assert!(leads.is_terminated());
 }
 
 /// Work that has something until it is dropped.
@@ -231,11 +235,20 @@ async fn nothing_of_the_work_is_kept_when_it_is_done() {
     let mut busy = Keeps(Some(7), kept.clone()).with_lock(&lock);
     assert!((&mut busy).await.unwrap_err().is_not_acquired());
     assert_eq!(Rc::strong_count(&kept), 1, "work that never began");
+    let mut given = Some(kept.clone());
+    let mut busy = pin!(lock.with_lease(async move |_| drop(given.take())));
+    assert!(busy.as_mut().await.unwrap_err().is_not_acquired());
+    assert_eq!(
+        Rc::strong_count(&kept),
+        1,
+        "a closure that was never called"
+    );
     held.release().await.unwrap();
 
     let value = kept.clone();
     let late = async move {
-        tokio::time::advance(ms(700)).await;
+        // Its lease runs out in the very poll in which it is done.
+        let _ = tokio::time::advance(ms(700)).now_or_never();
         value
     };
     let mut lost = pin!(late.with_lock(here.obtain("k").ttl(ms(600))));

@@ -195,7 +195,9 @@ pub(crate) async fn who_waits_gets_a_kept_key_when_its_time_is_over(w: &dyn Worl
 pub(crate) async fn only_work_that_succeeds_keeps_its_key(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
-    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
+    let kept_for = |millis| here.obtain("k").on_finish(OnFinish::KeepFor(ms(millis)));
+    // For longer than is waited for it to be free.
+    let lock = kept_for(60_000);
     for way in 0..6 {
         match way {
             0 => {
@@ -231,7 +233,7 @@ pub(crate) async fn only_work_that_succeeds_keeps_its_key(w: &dyn World) {
         free(&other).await;
     }
     let begin = Instant::now();
-    let done = async { Ok::<_, LockError>(7) }.try_with_lock(&lock);
+    let done = async { Ok::<_, LockError>(7) }.try_with_lock(kept_for(500));
     assert_eq!(
         done.keep_if(Result::is_ok).or_skip().await.unwrap(),
         Some(7)
@@ -247,8 +249,11 @@ pub(crate) async fn only_work_that_succeeds_keeps_its_key(w: &dyn World) {
 pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds(w: &dyn World) {
     let [here, there] = w.registries().await;
     let other = there.obtain("k");
-    let lock = here.obtain("k").on_finish(OnFinish::KeepFor(ms(500)));
     for (succeeds, releases) in [(false, false), (true, false), (true, true)] {
+        let is_kept = succeeds && !releases;
+        // What is not, for longer than is waited for it to be free.
+        let time = ms(if is_kept { 500 } else { 60_000 });
+        let lock = here.obtain("k").on_finish(OnFinish::KeepFor(time));
         let work = async {
             let nested = here.obtain("k").reentrant();
             let inner = async { Ok::<_, ()>(()) }.with_lock(&nested);
@@ -264,7 +269,7 @@ pub(crate) async fn nested_locks_keep_the_key_only_for_work_that_succeeds(w: &dy
             // Whatever `on_finish` says.
             true => done.unwrap().release().await.unwrap(),
         }
-        if succeeds && !releases {
+        if is_kept {
             assert!(is_held(&other).await);
             assert!(other.acquire().await.unwrap());
             assert_took(begin, ms(498), w.late() + ms(52));

@@ -24,7 +24,7 @@ use crate::world::{
 const LATE: Duration = LATE_AT_A_SERVER;
 
 /// Of the leases here that are renewed.
-const TTL: Duration = ms(900);
+const TTL: Duration = ms(1500);
 
 fn renewed(registry: &LockRegistry) -> Lock {
     let lock = registry.obtain("k").ttl(TTL);

@@ -895,6 +895,32 @@ fn no_recovery_counts_the_time_without_a_primary() {
     assert_eq!(recovery(61 * SECOND), None);
 }
 
+/// A server that is nobody's replica is asked by nobody whether it is there: what is not counted is what was done to it, and
+/// no more. All the time before a restart was left out.
+#[test]
+fn recovery_counts_all_but_what_befell_the_only_server() {
+    let mut reigns = Reigns::of_the_only_ones(1);
+    reigns.killed(0, 20);
+    reigns.answered(0, span(50, 50), true);
+    reigns.vacant(span(20, 50));
+    assert_eq!(reigns.vacancies(), [span(20, 50)]);
+    let refused = Struck {
+        kind: Kind::Refuse,
+        slot: 0,
+        lasted: span(5, 15),
+    };
+    let leases = [(4, 0), (60, 0), (61, 1)];
+    let found = recoveries(&[refused], &leases, reigns.vacancies());
+    assert_eq!(found[&Kind::Refuse].hit, Some(15));
+    const HOUR: u64 = 3_600_000_000_000;
+    reigns.answered(0, span(HOUR, HOUR), true);
+    assert_eq!(
+        reigns.vacancies(),
+        [span(20, 50)],
+        "and nothing was done to it since"
+    );
+}
+
 /// A child that was struck just before the end had no lease by then, on a slow machine: the calm goes on until it has.
 #[test]
 fn who_took_nothing_since_the_last_fault_is_known() {

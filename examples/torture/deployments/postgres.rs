@@ -6,7 +6,7 @@ use lockstream::StoreError;
 use lockstream::store::PostgresStore;
 
 use super::wires::Wires;
-use super::{Deployment, Leftovers, Servers, StoredLock, TableVerdict};
+use super::{Deployment, Leftovers, Servers, StoredLock, TableVerdict, servers};
 use crate::callers::TTL;
 use crate::judge::Span;
 use crate::judge::reigns::Reigns;
@@ -25,6 +25,8 @@ struct Postgres {
     reigns: Reigns,
     /// The transaction that has locked our tables.
     locker: Option<PgClient>,
+    /// A fault makes the server silent since then.
+    silent_since: Option<u64>,
 }
 
 pub(super) fn is_here(url: &str) -> bool {
@@ -77,6 +79,7 @@ pub(super) fn start(is_async: bool, slots: usize) -> Deployment {
         servers: Box::new(Postgres {
             server,
             reigns: Reigns::of_the_only_ones(1),
+            silent_since: None,
             locker: None,
         }),
     }
@@ -84,6 +87,9 @@ pub(super) fn start(is_async: bool, slots: usize) -> Deployment {
 
 impl Servers for Postgres {
     fn begin(&mut self, stroke: &Stroke) {
+        if servers::silences(stroke.kind) {
+            self.silent_since = Some(now());
+        }
         let server = &mut self.server;
         match stroke.kind {
             Kind::BackendsEnd => drop(server.terminate_all()),
@@ -133,6 +139,11 @@ impl Servers for Postgres {
             // It recovers by itself.
             Kind::BackendCrash => while self.server.try_client().is_err() {},
             _ => {}
+        }
+        if servers::silences(stroke.kind)
+            && let Some(from) = self.silent_since.take()
+        {
+            self.reigns.vacant(Span { from, to: now() });
         }
     }
 

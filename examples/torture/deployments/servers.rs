@@ -48,6 +48,21 @@ pub(super) fn begin(
     }
 }
 
+/// Whether a server gives nobody a lease while it lasts.
+pub(super) fn silences(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ClientPause
+            | Kind::RestartKept
+            | Kind::RestartEmpty
+            | Kind::ServerStop
+            | Kind::MajorityStop
+            | Kind::MajorityKill
+            | Kind::BackendCrash
+            | Kind::TablesLocked
+    )
+}
+
 /// Undoes what lasts.
 pub(super) fn end(server: &mut RedisServer, stroke: &Stroke) {
     match stroke.kind {

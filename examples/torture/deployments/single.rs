@@ -11,6 +11,8 @@ use crate::support::{Program, RedisServer};
 struct Single {
     server: RedisServer,
     reigns: Reigns,
+    /// A fault makes the server silent since then.
+    silent_since: Option<u64>,
 }
 
 pub(super) fn start(program: Program, slots: usize) -> Deployment {
@@ -20,12 +22,16 @@ pub(super) fn start(program: Program, slots: usize) -> Deployment {
         servers: Box::new(Single {
             server,
             reigns: Reigns::of_the_only_ones(1),
+            silent_since: None,
         }),
     }
 }
 
 impl Servers for Single {
     fn begin(&mut self, stroke: &Stroke) {
+        if servers::silences(stroke.kind) {
+            self.silent_since = Some(now());
+        }
         servers::begin(&mut self.server, stroke, Some((&mut self.reigns, 0)));
     }
 
@@ -35,6 +41,11 @@ impl Servers for Single {
         let now = now();
         let here = Span { from: now, to: now };
         self.reigns.answered(0, here, true);
+        if servers::silences(stroke.kind)
+            && let Some(from) = self.silent_since.take()
+        {
+            self.reigns.vacant(Span { from, to: now });
+        }
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {

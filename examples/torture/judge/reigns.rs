@@ -107,6 +107,8 @@ pub(crate) struct Reigns {
     /// When a server last said that it was a primary.
     primary_at: Option<u64>,
     vacancies: Vec<Span>,
+    /// Whether they are asked all the time who is a primary, so that a long silence is a vacancy.
+    is_watched: bool,
 }
 
 impl Reigns {
@@ -125,12 +127,14 @@ impl Reigns {
             homes: Vec::new(),
             primary_at: None,
             vacancies: Vec::new(),
+            is_watched: true,
         }
     }
 
     /// Of so many servers that know nothing of each other, and are there from the beginning.
     pub(crate) fn of_the_only_ones(count: usize) -> Self {
         let mut reigns = Self::of((0..count).collect());
+        reigns.is_watched = false;
         let always = Span { from: 0, to: 0 };
         (0..count).for_each(|server| reigns.answered(server, always, true));
         reigns
@@ -141,7 +145,7 @@ impl Reigns {
         if asked.from < self.deaf[server] {
             return;
         }
-        if is_primary {
+        if is_primary && self.is_watched {
             self.is_not_vacant(asked);
         }
         match (is_primary, self.open[server]) {
@@ -168,6 +172,11 @@ impl Reigns {
         }
         // Servers are asked side by side.
         self.primary_at = Some(last.max(during.to));
+    }
+
+    /// Nobody could give leases out, as is known of those who are not asked.
+    pub(crate) fn vacant(&mut self, during: Span) {
+        self.vacancies.push(during);
     }
 
     /// When nobody could give leases out.
