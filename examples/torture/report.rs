@@ -28,6 +28,8 @@ pub(crate) struct Report {
     /// How often another became the primary.
     pub(crate) changes: u64,
     pub(crate) recoveries: BTreeMap<Kind, Recovery>,
+    /// How long they may take, if not [`LONGEST_RECOVERY`].
+    pub(crate) longest_recovery: Option<Duration>,
     /// Writes that the resource took, and asks that it refused.
     pub(crate) writes: u64,
     pub(crate) refused: u64,
@@ -71,9 +73,9 @@ impl Report {
     }
 
     fn without_recovery(&self) -> Vec<String> {
-        let beyond = |time: Option<u64>| {
-            time.is_none_or(|time| Duration::from_nanos(time) > LONGEST_RECOVERY)
-        };
+        let longest = self.longest_recovery.unwrap_or(LONGEST_RECOVERY);
+        let beyond =
+            |time: Option<u64>| time.is_none_or(|time| Duration::from_nanos(time) > longest);
         let all = self.recoveries.iter();
         all.filter(|(_, recovery)| beyond(recovery.hit) || beyond(recovery.anybody))
             .map(|(kind, recovery)| format!("{}: {recovery:?}", kind.name()))

@@ -447,6 +447,7 @@ impl Run {
         let reigns = servers.reigns();
         self.report.changes = reigns.changes() as u64;
         self.report.holds = self.holds.judge(&accepted, &reigns.losses(ttl), ttl);
+        self.report.longest_recovery = servers.longest_recovery();
         self.report.recoveries =
             recoveries(&self.struck, &self.holds.arrivals(), reigns.vacancies());
         self.report.waits = self.waits;

@@ -81,6 +81,11 @@ pub(crate) trait Servers: Send {
         None
     }
 
+    /// How long a child that was hit may take to its next lease, if longer than usual.
+    fn longest_recovery(&self) -> Option<Duration> {
+        None
+    }
+
     /// What came of the table that transactions have updated, where there is one.
     fn table(&mut self) -> TableVerdict {
         TableVerdict::default()

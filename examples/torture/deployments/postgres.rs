@@ -86,6 +86,12 @@ pub(super) fn start(is_async: bool, slots: usize) -> Deployment {
 }
 
 impl Servers for Postgres {
+    /// To connect takes a process of the server and several questions. On a machine with busy processors that lasts for
+    /// seconds, several faults come in that time, and each costs another attempt.
+    fn longest_recovery(&self) -> Option<Duration> {
+        Some(Duration::from_secs(30))
+    }
+
     fn begin(&mut self, stroke: &Stroke) {
         if servers::silences(stroke.kind) {
             self.silent_since = Some(now());
