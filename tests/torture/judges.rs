@@ -900,9 +900,10 @@ fn no_recovery_counts_the_time_without_a_primary() {
 #[test]
 fn recovery_counts_all_but_what_befell_the_only_server() {
     let mut reigns = Reigns::of_the_only_ones(1);
+    reigns.falls_silent(20);
     reigns.killed(0, 20);
     reigns.answered(0, span(50, 50), true);
-    reigns.vacant(span(20, 50));
+    reigns.speaks_again(50);
     assert_eq!(reigns.vacancies(), [span(20, 50)]);
     let refused = Struck {
         kind: Kind::Refuse,

@@ -25,8 +25,6 @@ struct Postgres {
     reigns: Reigns,
     /// The transaction that has locked our tables.
     locker: Option<PgClient>,
-    /// A fault makes the server silent since then.
-    silent_since: Option<u64>,
 }
 
 pub(super) fn is_here(url: &str) -> bool {
@@ -79,7 +77,6 @@ pub(super) fn start(is_async: bool, slots: usize) -> Deployment {
         servers: Box::new(Postgres {
             server,
             reigns: Reigns::of_the_only_ones(1),
-            silent_since: None,
             locker: None,
         }),
     }
@@ -94,7 +91,7 @@ impl Servers for Postgres {
 
     fn begin(&mut self, stroke: &Stroke) {
         if servers::silences(stroke.kind) {
-            self.silent_since = Some(now());
+            self.reigns.falls_silent(now());
         }
         let server = &mut self.server;
         match stroke.kind {
@@ -146,10 +143,8 @@ impl Servers for Postgres {
             Kind::BackendCrash => while self.server.try_client().is_err() {},
             _ => {}
         }
-        if servers::silences(stroke.kind)
-            && let Some(from) = self.silent_since.take()
-        {
-            self.reigns.vacant(Span { from, to: now() });
+        if servers::silences(stroke.kind) {
+            self.reigns.speaks_again(now());
         }
     }
 

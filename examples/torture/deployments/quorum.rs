@@ -11,7 +11,6 @@ use super::{
     Deployment, Leftovers, Servers, StoredLock, leftovers, redis_store, servers, stored_locks,
 };
 use crate::callers::TTL;
-use crate::judge::Span;
 use crate::judge::reigns::Reigns;
 use crate::log::now;
 use crate::plan::{Kind, Stroke};
@@ -23,8 +22,6 @@ const MAJORITY: usize = SIZE / 2 + 1;
 struct Quorum {
     servers: Vec<RedisServer>,
     reigns: Reigns,
-    /// A fault makes a majority silent since then.
-    silent_since: Option<u64>,
 }
 
 /// A child's store.
@@ -42,7 +39,6 @@ pub(super) fn start(slots: usize) -> Deployment {
         servers: Box::new(Quorum {
             servers,
             reigns: Reigns::of_the_only_ones(SIZE),
-            silent_since: None,
         }),
     }
 }
@@ -63,7 +59,7 @@ fn struck(stroke: &Stroke) -> Vec<usize> {
 impl Servers for Quorum {
     fn begin(&mut self, stroke: &Stroke) {
         if struck(stroke).len() >= MAJORITY && servers::silences(stroke.kind) {
-            self.silent_since = Some(now());
+            self.reigns.falls_silent(now());
         }
         for node in struck(stroke) {
             // One that comes back without its data is kept out until nothing is held that it has forgotten.
@@ -77,11 +73,8 @@ impl Servers for Quorum {
         for node in struck(stroke) {
             servers::end(&mut self.servers[node], stroke);
         }
-        if servers::silences(stroke.kind)
-            && struck(stroke).len() >= MAJORITY
-            && let Some(from) = self.silent_since.take()
-        {
-            self.reigns.vacant(Span { from, to: now() });
+        if struck(stroke).len() >= MAJORITY && servers::silences(stroke.kind) {
+            self.reigns.speaks_again(now());
         }
     }
 

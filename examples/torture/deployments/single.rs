@@ -11,8 +11,6 @@ use crate::support::{Program, RedisServer};
 struct Single {
     server: RedisServer,
     reigns: Reigns,
-    /// A fault makes the server silent since then.
-    silent_since: Option<u64>,
 }
 
 pub(super) fn start(program: Program, slots: usize) -> Deployment {
@@ -22,7 +20,6 @@ pub(super) fn start(program: Program, slots: usize) -> Deployment {
         servers: Box::new(Single {
             server,
             reigns: Reigns::of_the_only_ones(1),
-            silent_since: None,
         }),
     }
 }
@@ -30,7 +27,7 @@ pub(super) fn start(program: Program, slots: usize) -> Deployment {
 impl Servers for Single {
     fn begin(&mut self, stroke: &Stroke) {
         if servers::silences(stroke.kind) {
-            self.silent_since = Some(now());
+            self.reigns.falls_silent(now());
         }
         servers::begin(&mut self.server, stroke, Some((&mut self.reigns, 0)));
     }
@@ -41,10 +38,8 @@ impl Servers for Single {
         let now = now();
         let here = Span { from: now, to: now };
         self.reigns.answered(0, here, true);
-        if servers::silences(stroke.kind)
-            && let Some(from) = self.silent_since.take()
-        {
-            self.reigns.vacant(Span { from, to: now });
+        if servers::silences(stroke.kind) {
+            self.reigns.speaks_again(now);
         }
     }
 

@@ -109,6 +109,8 @@ pub(crate) struct Reigns {
     vacancies: Vec<Span>,
     /// Whether they are asked all the time who is a primary, so that a long silence is a vacancy.
     is_watched: bool,
+    /// What is not watched was made silent then, and still is.
+    silent_since: Option<u64>,
 }
 
 impl Reigns {
@@ -128,6 +130,7 @@ impl Reigns {
             primary_at: None,
             vacancies: Vec::new(),
             is_watched: true,
+            silent_since: None,
         }
     }
 
@@ -174,9 +177,15 @@ impl Reigns {
         self.primary_at = Some(last.max(during.to));
     }
 
-    /// Nobody could give leases out, as is known of those who are not asked.
-    pub(crate) fn vacant(&mut self, during: Span) {
-        self.vacancies.push(during);
+    /// From now on nobody can give leases out. For servers that are not watched.
+    pub(crate) fn falls_silent(&mut self, at: u64) {
+        self.silent_since = Some(at);
+    }
+
+    pub(crate) fn speaks_again(&mut self, at: u64) {
+        let since = self.silent_since.take();
+        self.vacancies
+            .extend(since.map(|from| Span { from, to: at }));
     }
 
     /// When nobody could give leases out.
