@@ -79,7 +79,8 @@ pub fn main() -> ExitCode {
 pub fn peer(words: Vec<String>) {
     let runtime = tokio::runtime::Runtime::new().expect("there are threads");
     // A task, as in a service: what is polled by `block_on` itself is woken over threads each time.
-    let _ = runtime.block_on(runtime.spawn(peer::main(words)));
+    let done = runtime.block_on(runtime.spawn(peer::main(words)));
+    done.expect("it does not panic");
     // What still waits for a lock is not waited for.
     runtime.shutdown_background();
 }
