@@ -210,7 +210,7 @@ pub(crate) fn a_turn_that_comes_while_the_runtime_is_busy_goes_on(w: &dyn World)
         waiting(&lock, 1).await;
         let took = elsewhere(async || {
             let third = w.registry().await;
-            let third = third.obtain("k");
+            let third = third.obtain("k").ttl(TTL);
             let mut second = Box::pin(third.lease());
             assert!(poll_once(&mut second).await.is_none());
             waiting(&third, 2).await;

@@ -8,7 +8,7 @@ use lockstream::store::RedisStore;
 
 use crate::support::{Cluster, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, TTL, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct OnCluster {
@@ -19,7 +19,7 @@ pub(crate) struct OnCluster {
 impl OnCluster {
     fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
-            .ttl(ms(2000))
+            .ttl(TTL)
             .wait(BOUND)
             .response_timeout(BOUND);
         self.watch.over(builder)

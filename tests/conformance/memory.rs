@@ -7,7 +7,7 @@ use lockstream::store::MemoryStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
 
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, TTL, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -18,7 +18,7 @@ pub(crate) struct Memory {
 impl Memory {
     fn unwatched(&self) -> LockRegistryBuilder {
         LockRegistry::builder(self.store.clone())
-            .ttl(ms(2000))
+            .ttl(TTL)
             .wait(BOUND)
             .response_timeout(BOUND)
     }

@@ -9,7 +9,7 @@ use lockstream::store::PostgresStore;
 
 use crate::support::{PgSchema, PgServer, Proxy, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, TTL, World, ms};
 
 pub(crate) type Postgres = On<false>;
 
@@ -41,7 +41,7 @@ impl<const PUBLISHED: bool> On<PUBLISHED> {
 
     fn settle(&self, store: PostgresStore) -> Builder {
         let builder = LockRegistry::builder(store)
-            .ttl(ms(2000))
+            .ttl(TTL)
             .wait(BOUND)
             .response_timeout(BOUND);
         self.watch.over(builder)

@@ -12,7 +12,7 @@ pub(crate) use crate::cluster::OnCluster;
 pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{BOUND, TTL, World, ms};
 
 /// Which server a world is on.
 pub(crate) trait Make: Send + Sync + 'static {
@@ -91,7 +91,7 @@ impl<M: Make> On<M> {
 
     pub(crate) fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
-            .ttl(ms(2000))
+            .ttl(TTL)
             .wait(BOUND)
             .response_timeout(BOUND);
         self.watch.over(builder)

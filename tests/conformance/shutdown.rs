@@ -128,7 +128,7 @@ pub(crate) async fn a_shutdown_does_not_wait_for_an_absent_store(w: &dyn World) 
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(200)).build().unwrap();
     connected(&here).await;
-    let lock = here.obtain("k");
+    let lock = here.obtain("k").ttl(ms(2000));
     assert!(lock.acquire().await.unwrap());
     w.set_offline(true);
     let begin = Instant::now();

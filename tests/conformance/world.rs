@@ -100,8 +100,11 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 /// For what must come about sooner or later.
 pub(crate) const BOUND: Duration = Duration::from_secs(10);
 
-/// Ends before [`World::builder`]'s leases do, so what comes within it did not come by their end.
-pub(crate) const SOON: Duration = ms(1500);
+/// How long a lease of [`World::builder`] lasts: no machine that stands still for a moment takes it away.
+pub(crate) const TTL: Duration = ms(8000);
+
+/// Ends before [`TTL`] does, so what comes within it did not come by a lease's end.
+pub(crate) const SOON: Duration = ms(5000);
 
 /// How late something may be where a real server has a part in it, on a machine that has other work. That nothing is late
 /// by itself is seen in memory, on a clock that stands still.

@@ -56,7 +56,7 @@ const BOUND: Duration = Duration::from_secs(10);
 /// A registry to be. Leases last 2 s.
 fn builder(store: PostgresStore) -> LockRegistryBuilder {
     LockRegistry::builder(store)
-        .ttl(ms(2000))
+        .ttl(ms(8000))
         .wait(BOUND)
         .response_timeout(ms(2000))
 }
