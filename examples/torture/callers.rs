@@ -24,9 +24,6 @@ pub(crate) const KEYS: [&str; 9] = [
 /// The registry's own ttl; nobody has a longer one.
 pub(crate) const TTL: Duration = Duration::from_millis(600);
 
-/// When a call counts as unanswered.
-pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
-
 /// What one of them is like.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Habit {
@@ -77,6 +74,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
     pub(crate) registry: LockRegistry,
+    /// The registry's own.
+    pub(crate) response_timeout: Duration,
     pub(crate) log: Log,
     pub(crate) resource: Arc<PathBuf>,
     pub(crate) dice: Dice,
@@ -194,7 +193,9 @@ impl Caller {
             }
             Habit::Once => {
                 let wanted = self.any();
-                let wait = self.log.wait(RESPONSE_TIMEOUT * wanted.keys.len() as u32);
+                let wait = self
+                    .log
+                    .wait(self.response_timeout * wanted.keys.len() as u32);
                 match wanted.lock.lease_once().await {
                     Ok(Some(lease)) => {
                         self.with_guard(&wait, &wanted, lease, Duration::ZERO)

@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::callers::{Caller, HABITS, KEYS, RESPONSE_TIMEOUT, TTL, handles};
-use crate::deployments::{PREFIX, open, shares};
+use crate::callers::{Caller, HABITS, KEYS, TTL, handles};
+use crate::deployments::{PREFIX, open, response_timeout, shares};
 use crate::dice::Dice;
 use crate::log::{Line, Log, now};
 
@@ -131,11 +131,12 @@ impl Role {
 
     /// How many callers never came to an end.
     async fn live(self, log: Log) -> usize {
+        let response_timeout = response_timeout(&self.urls);
         let registry = open(&self.urls)
             .expect("the parent gives urls that can be read")
             .prefix(PREFIX)
             .ttl(TTL)
-            .response_timeout(RESPONSE_TIMEOUT)
+            .response_timeout(response_timeout)
             .build()
             .expect("the settings are valid");
         let resource = Arc::new(self.resource);
@@ -145,6 +146,7 @@ impl Role {
             next += 1;
             Caller {
                 registry: registry.clone(),
+                response_timeout,
                 log: log.clone(),
                 resource: resource.clone(),
                 handles: handles.clone(),
@@ -178,7 +180,7 @@ impl Role {
                 Some(_) = flood.join_next() => {}
             }
         }
-        shut_down(registry, &log).await;
+        shut_down(registry, response_timeout, &log).await;
 
         let everybody = async {
             while callers.join_next().await.is_some() {}
@@ -190,13 +192,13 @@ impl Role {
     }
 }
 
-async fn shut_down(registry: LockRegistry, log: &Log) {
+async fn shut_down(registry: LockRegistry, response_timeout: Duration, log: &Log) {
     let begin = Instant::now();
     log.write(&Line::Closing { at: now() });
     registry.shutdown().await;
     let took = begin.elapsed();
     // Three response time-outs at most, and what a busy machine adds.
-    if took > 3 * RESPONSE_TIMEOUT + Duration::from_secs(2) {
+    if took > 3 * response_timeout + Duration::from_secs(2) {
         let what = format!("the shutdown took {took:?}");
         log.write(&Line::Wrong { what });
     }

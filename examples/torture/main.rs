@@ -7,6 +7,7 @@
 //! ```
 //!
 //! Exit code 0: nothing was found. 1: something was; it is told, with the seed, and the logs are kept. 2: the arguments.
+//! 3: something was late, but the machine stood still, so the run says nothing.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -47,6 +48,9 @@ use self::run::Wish;
 
 const USAGE: &str =
     "usage: torture [--minutes N | --seconds N] [--seed N] [--deployment NAME] [--plan]";
+
+/// The exit code of such a run.
+const SAYS_NOTHING: u8 = 3;
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -96,6 +100,13 @@ fn main() -> ExitCode {
             wish.deployment, wish.seed
         ));
         return ExitCode::SUCCESS;
+    }
+    if report.says_nothing() {
+        say(format_args!(
+            "{}, seed {}: says nothing, for the machine stood still for {:.1?}: run it again",
+            wish.deployment, wish.seed, report.stood_still
+        ));
+        return ExitCode::from(SAYS_NOTHING);
     }
     say(format_args!(
         "{}, seed {}: BREACHED",

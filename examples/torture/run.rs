@@ -11,7 +11,7 @@ use crate::callers::{KEYS, TTL};
 use crate::child::Order;
 use crate::children::Process;
 use crate::deployments::wires::Wires;
-use crate::deployments::{Deployment, Leftovers, Servers, StoredLock};
+use crate::deployments::{Deployment, Leftovers, Servers, StoredLock, longest_silence};
 use crate::judge::holds::{Hold, Holds};
 use crate::judge::recovery::{Struck, recoveries};
 use crate::judge::votes::Votes;
@@ -19,19 +19,20 @@ use crate::judge::waits::Waits;
 use crate::judge::{Child, Span, linear};
 use crate::log::{Line, now};
 use crate::plan::{Kind, Stroke, plan};
-use crate::report::{LONGEST_RECOVERY, Report};
+use crate::report::Report;
 use crate::resource::{self, Resource};
 use crate::row::{News, Row};
+use crate::support;
 
 /// How many children work at a time.
 pub(crate) const SLOTS: usize = 4;
 
 /// So long it is calm after the last fault, at least. A slow machine may need longer until all work again, and gets
-/// [`LONGEST_RECOVERY`].
+/// [`Servers::longest_recovery`].
 const CALM: Duration = Duration::from_secs(4);
 
-/// How late a wait may end: what the library takes to tell (two unanswered calls), and a busy machine to let it.
-const LATENESS: Duration = Duration::from_millis(2_800);
+/// What a busy machine adds to whatever takes time.
+pub(crate) const BUSY: Duration = Duration::from_secs(2);
 
 /// How long a child may take to end when told to.
 const PARTING: Duration = Duration::from_secs(15);
@@ -61,6 +62,7 @@ impl Wish {
 /// Everything that a run is made of.
 struct Run {
     wish: Wish,
+    longest_silence: Duration,
     wires: Wires,
     row: Option<Row>,
     folder: TempDir,
@@ -96,8 +98,17 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     let resource = Arc::new(Mutex::new(Resource::new(windows)));
     resource::serve(&folder.path().join("resource"), resource.clone()).expect("a socket of ours");
 
+    let longest_silence = longest_silence(&deployment.wires.urls(0));
+    // That is what the library takes to tell.
+    let lateness = longest_silence + BUSY;
+    let stood_still = support::stood_still();
+    let report = Report {
+        longest_recovery: deployment.servers.longest_recovery(),
+        ..Report::default()
+    };
     let mut run = Run {
         wish: wish.clone(),
+        longest_silence,
         votes: Votes::of(deployment.servers.majority()),
         wires: deployment.wires,
         row: Some(Row::of(deployment.servers)),
@@ -107,10 +118,10 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
         begun: [0; SLOTS],
         resource,
         holds: Holds::default(),
-        waits: Waits::new(LATENESS.as_nanos() as u64),
+        waits: Waits::new(lateness.as_nanos() as u64),
         struck: Vec::new(),
         seen: Vec::new(),
-        report: Report::default(),
+        report,
     };
     for slot in 0..SLOTS {
         let child = run.spawn(slot, 0);
@@ -119,6 +130,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     run.torture();
     run.calm();
     let servers = run.part();
+    run.report.stood_still = support::stood_still() - stood_still;
     run.judge(checker, &*servers)
 }
 
@@ -170,11 +182,12 @@ impl Run {
         let begun = Instant::now();
         self.votes.begin();
         self.work_until(begun + CALM, &mut |_| {});
-        while !self.all_work_again(since) && begun.elapsed() < LONGEST_RECOVERY {
+        let longest = self.report.longest_recovery;
+        while !self.all_work_again(since) && begun.elapsed() < longest {
             self.work_until(Instant::now() + LOOK_EVERY, &mut |_| {});
         }
         for key in self.out_of_use(since) {
-            let text = format!("{key}: nobody got it in {LONGEST_RECOVERY:?} without faults");
+            let text = format!("{key}: nobody got it in {longest:?} without faults");
             self.report.stuck.push(text);
         }
     }
@@ -225,7 +238,7 @@ impl Run {
         match stroke.kind {
             Kind::Kill => {
                 self.children[slot].kill();
-                self.died(slot);
+                self.died(slot, at);
             }
             Kind::Stop | Kind::LongStop => {
                 self.stopped[slot] = Some(at);
@@ -328,13 +341,13 @@ impl Run {
         }
     }
 
-    /// What it wrote is all there is from it.
-    fn died(&mut self, slot: usize) {
+    /// What it wrote is all there is from it. It was told to at that time, and a machine may take long to end a process.
+    fn died(&mut self, slot: usize, told: u64) {
         let at = now();
         self.follow(slot);
         let child = self.children[slot].child;
         self.holds.died(child, at);
-        self.waits.died(child, at);
+        self.waits.died(child, told);
     }
 
     fn look_at(&mut self, locks: Option<Vec<StoredLock>>) {
@@ -395,11 +408,13 @@ impl Run {
         (0..SLOTS).for_each(|slot| self.see_off(slot, since));
         let row = self.row.take().expect("it went on until now");
         let mut servers = row.join();
-        // A release that got no answer leaves the key to its ttl.
+        // A call that was on its way is done until the server gives it up, and what it locked is left to its ttl.
         let begin = Instant::now();
         self.report.leftovers = loop {
             let leftovers = servers.leftovers();
-            if leftovers == Leftovers::default() || begin.elapsed() > TTL + Duration::from_secs(1) {
+            if leftovers == Leftovers::default()
+                || begin.elapsed() > self.longest_silence + TTL + BUSY
+            {
                 break leftovers;
             }
             std::thread::sleep(STEP);
@@ -428,7 +443,7 @@ impl Run {
                 self.children[slot].kill();
             }
         }
-        self.died(slot);
+        self.died(slot, now());
     }
 
     fn judge(
@@ -447,7 +462,6 @@ impl Run {
         let reigns = servers.reigns();
         self.report.changes = reigns.changes() as u64;
         self.report.holds = self.holds.judge(&accepted, &reigns.losses(ttl), ttl);
-        self.report.longest_recovery = servers.longest_recovery();
         self.report.recoveries =
             recoveries(&self.struck, &self.holds.arrivals(), reigns.vacancies());
         self.report.waits = self.waits;

@@ -68,7 +68,7 @@ fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
 }
 
 /// For how long the machine has stood still since this was first called.
-fn stood_still() -> Duration {
+pub fn stood_still() -> Duration {
     static LOOKS: Once = Once::new();
     static MICROS: AtomicU64 = AtomicU64::new(0);
     LOOKS.call_once(|| {

@@ -403,6 +403,26 @@ fn the_key_of_a_group_may_have_been_won_long_before_it_was_taken() {
     }
 }
 
+/// It was won before a loss and taken after it; meanwhile another was served out of the new memory. It may be renewed, and
+/// passed on, with the next token of its tenure.
+#[test]
+fn a_tenure_that_was_forgotten_is_so_for_all_of_its_leases() {
+    let forgotten = flushed(50, 51);
+    for (next, losses, breaches) in [
+        (131, &forgotten, 0),
+        (100, &forgotten, 1),
+        (131, &vec![], 2),
+    ] {
+        let turns = [
+            (1, 200, 60, 70, 160),
+            (0, 130, 71, 75, 145),
+            (0, next, 90, 95, 190),
+        ];
+        let verdict = judge(&turns, &[], losses);
+        assert_eq!(verdict.tokens.len(), breaches, "{next}: {verdict:?}");
+    }
+}
+
 #[test]
 fn a_token_given_twice_is_found_whatever_was_lost() {
     let verdict = judge(

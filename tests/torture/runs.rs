@@ -1,6 +1,6 @@
 //! The example as a user runs it.
 
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -60,21 +60,23 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
     }
 }
 
+/// The exit code of a run in which the machine stood still, and something was late.
+const SAYS_NOTHING: i32 = 3;
+
 /// The report of a run in which nothing was wrong.
 fn clean_run(deployment: &str, seed: u64, place: usize) -> String {
     let turn = PLACES[place].lock();
     let seed = seed.to_string();
-    let run = torture(&[
-        "--seconds",
-        "30",
-        "--seed",
-        &seed,
-        "--deployment",
-        deployment,
-    ])
-    .output();
+    let run = || {
+        let options = ["--seconds", "30", "--seed", &seed];
+        let run = torture(&[&options[..], &["--deployment", deployment]].concat()).output();
+        run.expect("the example runs")
+    };
+    let mut runs = std::iter::repeat_with(run).take(MOST_RUNS);
+    let says = |run: &Output| run.status.code() != Some(SAYS_NOTHING);
+    let run = runs.find(says);
     drop(turn);
-    let run = run.expect("the example runs");
+    let run = run.expect("the machine goes on in one of so many runs");
     let report = String::from_utf8_lossy(&run.stdout).into_owned();
     assert!(
         run.status.success(),

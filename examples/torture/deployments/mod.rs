@@ -30,13 +30,21 @@ use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
 use redis::{Value, from_redis_value};
 
 use self::wires::Wires;
-use crate::callers::RESPONSE_TIMEOUT;
 use crate::judge::reigns::Reigns;
 use crate::plan::Stroke;
 use crate::support::{ClientRow, Program, RedisServer};
 
 /// What stands before every name in the store.
 pub(crate) const PREFIX: &str = "torture";
+
+/// When a call counts as unanswered, if nothing else is said.
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(400);
+
+/// How long a child that was hit may take to its next lease, if nothing else is said.
+// It connects again after pauses of 3.2 s at most for the first three attempts, and of 2 s for each one after that (G1).
+// Some faults that come meanwhile cost it another attempt. Waiting adds little: no ttl here is longer than 600 ms, so a
+// waiter whose grant was lost asks again within 650 ms (W2).
+const LONGEST_RECOVERY: Duration = Duration::from_secs(10);
 
 /// Every deployment that there is.
 pub(crate) const NAMES: &[&str] = &[
@@ -81,9 +89,9 @@ pub(crate) trait Servers: Send {
         None
     }
 
-    /// How long a child that was hit may take to its next lease, if longer than usual.
-    fn longest_recovery(&self) -> Option<Duration> {
-        None
+    /// How long a child that was hit may take to its next lease.
+    fn longest_recovery(&self) -> Duration {
+        LONGEST_RECOVERY
     }
 
     /// What came of the table that transactions have updated, where there is one.
@@ -156,6 +164,29 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
         return Ok(LockRegistry::builder(postgres::open(url)?));
     }
     Ok(LockRegistry::builder(redis_store(url)?))
+}
+
+/// When a call of a child counts as unanswered.
+pub(crate) fn response_timeout(urls: &[String]) -> Duration {
+    #[cfg(feature = "postgres")]
+    if postgres::is_here(&urls[0]) {
+        return postgres::RESPONSE_TIMEOUT;
+    }
+    RESPONSE_TIMEOUT
+}
+
+/// How long a call may wait for a connection.
+fn connect_timeout(urls: &[String]) -> Duration {
+    #[cfg(feature = "postgres")]
+    if postgres::is_here(&urls[0]) {
+        return postgres::CONNECT_TIMEOUT;
+    }
+    RESPONSE_TIMEOUT
+}
+
+/// How long a call may take that nobody answers.
+pub(crate) fn longest_silence(urls: &[String]) -> Duration {
+    connect_timeout(urls) + response_timeout(urls)
 }
 
 /// Whether readers and permits are had there: not on a quorum.

@@ -17,6 +17,12 @@ use crate::support::{PgClient, PgServer};
 /// What a url ends in if the server answers before it has a lease on disk.
 const ASYNC: &str = "#async";
 
+/// A call waits for the transactions of three other children that have the same keys, each of which is a commit.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1_000);
+
+/// A connection takes a process of the server, which answers several questions.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// As long as the longest lease that may be forgotten, and its drift.
 const QUIET: Duration = Duration::from_millis(TTL.as_millis() as u64 * 11 / 10);
 
@@ -41,7 +47,10 @@ pub(crate) fn plain_url(url: &str) -> Option<&str> {
 pub(super) fn open(url: &str) -> Result<PostgresStore, StoreError> {
     let builder = PostgresStore::builder(url.strip_suffix(ASYNC).unwrap_or(url));
     let is_async = url.ends_with(ASYNC);
-    builder.synchronous_commit(!is_async).connect_lazy()
+    builder
+        .connect_timeout(CONNECT_TIMEOUT)
+        .synchronous_commit(!is_async)
+        .connect_lazy()
 }
 
 fn url(hosts: &[String]) -> String {
@@ -83,10 +92,9 @@ pub(super) fn start(is_async: bool, slots: usize) -> Deployment {
 }
 
 impl Servers for Postgres {
-    /// To connect takes a process of the server and several questions. On a machine with busy processors that lasts for
-    /// seconds, several faults come in that time, and each costs another attempt.
-    fn longest_recovery(&self) -> Option<Duration> {
-        Some(Duration::from_secs(30))
+    /// As usual, but on a busy machine four attempts to connect may take all of their time.
+    fn longest_recovery(&self) -> Duration {
+        super::LONGEST_RECOVERY + 4 * CONNECT_TIMEOUT
     }
 
     fn begin(&mut self, stroke: &Stroke) {

@@ -28,11 +28,11 @@
 //! as somebody is served by the wrong one.
 //!
 //! Nothing explains a token that was given twice, or a write with a smaller token than one before. The order in time of
-//! leases and tokens, and of leases and writes, is not judged by a lease that was lost in that way, or whose taking was
-//! seen only when it was over: a process may be stopped between the winning of a lease and its taking, and only while
-//! others are kept out is the one as good as the other.
+//! leases and tokens, and of leases and writes, is not judged by a lease that was lost in that way, nor by one to which it
+//! was passed on in the same tenure, nor by one whose taking was seen only when it was over: a process may be stopped
+//! between the winning of a lease and its taking, and only while others are kept out is the one as good as the other.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::reigns::{Cause, Loss};
 use super::{Child, Kind, Mode, Span};
@@ -53,6 +53,9 @@ pub(crate) struct Hold {
     /// When its work saw the end, be it that its registry was shut down before.
     worked: u64,
 }
+
+/// So many tokens has a tenure (F2).
+const TOKENS: u64 = 64;
 
 impl Hold {
     pub(crate) fn new(child: Child, token: u64, taken: u64, deadline: u64) -> Self {
@@ -110,6 +113,11 @@ impl Hold {
     }
 
     /// A process that was stopped between the winning and the taking takes what is over.
+    /// Of one tenure are leases that a registry passes on without asking the store.
+    fn tenure(&self) -> (Child, u64) {
+        (self.child, self.token / TOKENS)
+    }
+
     fn is_dead_on_arrival(&self) -> bool {
         self.taken >= self.end()
     }
@@ -275,11 +283,14 @@ impl Holds {
                 .windows(2)
                 .filter(|pair| pair[0].child != pair[1].child)
                 .count() as u64;
-            let was_lost = |hold: &Hold| {
+            let was_forgotten = |hold: &&Hold| {
                 let span = hold.in_store(longest_ttl);
                 let mut losses = losses.iter().filter(|loss| loss.concerns(key));
                 losses.any(|loss| loss.border().touches(span))
             };
+            let forgotten = holds.iter().filter(was_forgotten);
+            let forgotten: HashSet<_> = forgotten.map(Hold::tenure).collect();
+            let was_lost = |hold: &Hold| forgotten.contains(&hold.tenure());
             let loss = |one: &Hold, other: &Hold| loss(key, one, other, losses, longest_ttl);
             overlaps(key, holds, losses, loss, &mut verdict);
             tokens(key, holds, was_lost, &mut verdict);
