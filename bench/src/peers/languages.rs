@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::libs::Outcome;
+use crate::target::Store;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Language {
@@ -20,25 +21,24 @@ use Language::{Go, Java, Node, Python, Rust};
 pub(super) struct Peer {
     pub(super) name: &'static str,
     pub(super) language: Language,
-    /// Whether its locks are in PostgreSQL.
-    pub(super) on_postgres: bool,
+    /// Where its locks are.
+    pub(super) store: Store,
 }
 
 const fn peer(name: &'static str, language: Language) -> Peer {
-    let on_postgres = false;
+    let store = Store::Redis;
     Peer {
         name,
         language,
-        on_postgres,
+        store,
     }
 }
 
 const fn on_postgres(name: &'static str) -> Peer {
-    let on_postgres = true;
+    let store = Store::Postgres;
     Peer {
-        name,
-        language: Rust,
-        on_postgres,
+        store,
+        ..peer(name, Rust)
     }
 }
 

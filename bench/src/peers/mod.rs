@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use languages::{Language, PEERS, Peer};
-use scenarios::{Round, SCENARIOS, Scenario};
+use scenarios::{Figures, Round, SCENARIOS, Scenario};
 
 use crate::libs::{Outcome, told};
 use crate::target::{Store, Target};
@@ -174,6 +174,46 @@ fn list() {
 /// A peer, and the words that start it.
 type Built = (Peer, Vec<String>);
 
+/// How many peers do at a time what only waits.
+const SIDE_BY_SIDE: usize = 6;
+
+/// Each with a server of its own.
+fn side_by_side(options: &Options, scenario: Scenario, peers: &[&Built]) -> Vec<Outcome<Figures>> {
+    std::thread::scope(|scope| {
+        let mut running = Vec::new();
+        for built in peers {
+            running.push(scope.spawn(|| {
+                let mut target = Target::start(built.0.store)?;
+                run_one(options, scenario, built, &mut target)
+            }));
+        }
+        let joined = running
+            .into_iter()
+            .map(|one| one.join().expect("a measurement panics nowhere"));
+        joined.collect()
+    })
+}
+
+fn run_one(
+    options: &Options,
+    scenario: Scenario,
+    (peer, words): &Built,
+    target: &mut Target,
+) -> Outcome<Figures> {
+    let mut round = Round {
+        target,
+        peer: *peer,
+        words,
+        millis: (options.secs * 1e3) as u64,
+        hold: Duration::from_secs_f64(options.hold),
+    };
+    let outcome = round.run(scenario);
+    if let Err(error) = &outcome {
+        eprintln!("  {}: {error}", peer.name);
+    }
+    outcome
+}
+
 /// Gives whether lockstream did all that it was to do.
 fn run(options: &Options) -> Outcome<bool> {
     let scratch = tempfile::tempdir().map_err(told("a folder"))?;
@@ -199,17 +239,12 @@ fn run(options: &Options) -> Outcome<bool> {
             }
         }
     }
-    let is_here = |on_postgres| {
-        peers
-            .iter()
-            .any(|(peer, _)| peer.on_postgres == on_postgres)
+    let start = |store| {
+        let is_used = peers.iter().any(|(peer, _)| peer.store == store);
+        is_used.then(|| Target::start(store)).transpose()
     };
-    let mut redis = is_here(false)
-        .then(|| Target::start(Store::Redis))
-        .transpose()?;
-    let mut postgres = is_here(true)
-        .then(|| Target::start(Store::Postgres))
-        .transpose()?;
+    let mut redis = start(Store::Redis)?;
+    let mut postgres = start(Store::Postgres)?;
     for target in [&redis, &postgres].into_iter().flatten() {
         results.servers.push(target.version().to_owned());
     }
@@ -225,29 +260,26 @@ fn run(options: &Options) -> Outcome<bool> {
                 scenario.name(),
                 begin.elapsed()
             );
-            for (peer, words) in &peers {
-                if !scenario.is_for(*peer) {
-                    continue;
+            let takes_part = |(peer, _): &&Built| scenario.is_for(*peer);
+            let peers: Vec<&Built> = peers.iter().filter(takes_part).collect();
+            if scenario.only_waits() {
+                for some in peers.chunks(SIDE_BY_SIDE) {
+                    for (built, outcome) in some.iter().zip(side_by_side(options, *scenario, some))
+                    {
+                        results.add(*scenario, built.0, outcome);
+                    }
                 }
-                let target = if peer.on_postgres {
-                    &mut postgres
-                } else {
-                    &mut redis
+                continue;
+            }
+            for built in peers {
+                let target = match built.0.store {
+                    Store::Redis => &mut redis,
+                    Store::Postgres => &mut postgres,
                 };
                 let target = target.as_mut().expect("it was started");
                 target.empty()?;
-                let mut round = Round {
-                    target,
-                    peer: *peer,
-                    words,
-                    millis: (options.secs * 1e3) as u64,
-                    hold: Duration::from_secs_f64(options.hold),
-                };
-                let outcome = round.run(*scenario);
-                if let Err(error) = &outcome {
-                    eprintln!("  {}: {error}", peer.name);
-                }
-                results.add(*scenario, *peer, outcome);
+                let outcome = run_one(options, *scenario, built, target);
+                results.add(*scenario, built.0, outcome);
             }
         }
     }

@@ -13,7 +13,7 @@ use super::process::Process;
 use crate::clock::{self, MILLISECOND, Nanos, SECOND};
 use crate::figures::percentile;
 use crate::libs::Outcome;
-use crate::target::Target;
+use crate::target::{Store, Target};
 
 /// For a program to start and to connect, on a machine that has other things to do.
 const START: Duration = Duration::from_secs(30);
@@ -125,10 +125,15 @@ impl Scenario {
         found.expect("all are listed").1
     }
 
+    /// Whether it leaves the machine idle nearly all the time.
+    pub(super) fn only_waits(self) -> bool {
+        matches!(self, Self::Held | Self::Crash | Self::Pause | Self::Restart)
+    }
+
     /// Whether it can be had of a peer on PostgreSQL: where nothing is done to the server.
     pub(super) fn is_for(self, peer: Peer) -> bool {
         let of_redis = [Self::Waiting, Self::Held, Self::Cut, Self::Restart];
-        !peer.on_postgres || !of_redis.contains(&self)
+        peer.store == Store::Redis || !of_redis.contains(&self)
     }
 }
 

@@ -12,6 +12,7 @@ use super::scenarios::{Figures, Scenario};
 use crate::figures::{median, spread};
 use crate::libs::{Outcome, told};
 use crate::plot::{FONT, TEXT};
+use crate::target::Store;
 
 #[derive(Default)]
 pub(super) struct Results {
@@ -143,7 +144,7 @@ impl Results {
         let peers: Vec<Peer> = self
             .peers(hot.0)
             .into_iter()
-            .filter(|peer| !peer.on_postgres)
+            .filter(|peer| peer.store == Store::Redis)
             .collect();
         let height = 60 + 20 * peers.len() as u32;
         let area = SVGBackend::new(path, (860, height)).into_drawing_area();
