@@ -8,7 +8,7 @@ use lockstream::store::RedisStore;
 
 use crate::support::{Cluster, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World, ms};
+use crate::world::{BOUND, TTL, World};
 
 #[derive(Debug)]
 pub(crate) struct OnCluster {

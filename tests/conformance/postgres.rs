@@ -9,7 +9,7 @@ use lockstream::store::PostgresStore;
 
 use crate::support::{PgSchema, PgServer, Proxy, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World, ms};
+use crate::world::{BOUND, TTL, World};
 
 pub(crate) type Postgres = On<false>;
 

@@ -12,7 +12,7 @@ pub(crate) use crate::cluster::OnCluster;
 pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World, ms};
+use crate::world::{BOUND, TTL, World};
 
 /// Which server a world is on.
 pub(crate) trait Make: Send + Sync + 'static {
