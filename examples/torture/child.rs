@@ -18,6 +18,7 @@ use crate::callers::{Caller, HABITS, KEYS, TTL, handles};
 use crate::deployments::{PREFIX, open, response_timeout, shares};
 use crate::dice::Dice;
 use crate::log::{Line, Log, now};
+use crate::run::BUSY;
 
 /// How many wait when there is a flood.
 const FLOOD: u64 = 200;
@@ -198,7 +199,7 @@ async fn shut_down(registry: LockRegistry, response_timeout: Duration, log: &Log
     registry.shutdown().await;
     let took = begin.elapsed();
     // Three response time-outs at most, and what a busy machine adds.
-    if took > 3 * response_timeout + Duration::from_secs(2) {
+    if took > 3 * response_timeout + BUSY {
         let what = format!("the shutdown took {took:?}");
         log.write(&Line::Wrong { what });
     }

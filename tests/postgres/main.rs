@@ -53,7 +53,7 @@ use tokio_postgres::NoTls;
 
 const BOUND: Duration = Duration::from_secs(10);
 
-/// A registry to be. Leases last 2 s.
+/// A registry to be. Leases last 8 s: no machine that stands still for a moment takes one away.
 fn builder(store: PostgresStore) -> LockRegistryBuilder {
     LockRegistry::builder(store)
         .ttl(ms(8000))

@@ -174,10 +174,10 @@ fn list() {
 /// A peer, and the words that start it.
 type Built = (Peer, Vec<String>);
 
-/// How many peers do at a time what only waits.
+/// How many peers do at a time what only waits: few enough that the machine stays idle.
 const SIDE_BY_SIDE: usize = 6;
 
-/// Each with a server of its own.
+/// Measures them at the same time, each with a server of its own.
 fn side_by_side(options: &Options, scenario: Scenario, peers: &[&Built]) -> Vec<Outcome<Figures>> {
     std::thread::scope(|scope| {
         let mut running = Vec::new();
