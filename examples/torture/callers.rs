@@ -67,7 +67,6 @@ pub(crate) const HABITS: [(Habit, u64); 11] = [
 ];
 
 /// For how long a transaction thinks, at most.
-#[cfg(feature = "postgres")]
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// One caller.
@@ -84,7 +83,6 @@ pub(crate) struct Caller {
     /// Whether the store has shared locks and permits.
     pub(crate) shares: bool,
     /// Where the table is whose updates are fenced, if there is one.
-    #[cfg(feature = "postgres")]
     pub(crate) table: Option<Arc<str>>,
 }
 
@@ -502,7 +500,6 @@ impl Caller {
         let begin = Instant::now();
         // The parent has gone, and with it the judge.
         let mut resource = Client::connect(&self.resource).await.ok()?;
-        #[cfg(feature = "postgres")]
         if let Some(table) = &self.table
             && !matches!(wanted.mode, Mode::Reader | Mode::Permit { .. })
             // Half of them.

@@ -153,7 +153,6 @@ impl Role {
                 handles: handles.clone(),
                 dice: Dice::of(self.seed, next),
                 shares: shares(&self.urls),
-                #[cfg(feature = "postgres")]
                 table: crate::deployments::postgres::plain_url(&self.urls[0]).map(Into::into),
             }
         };

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --release --all-features --example torture -- --minutes 5 --seed 1 --deployment sentinel
-//! cargo run --release --example torture -- --seconds 30 --seed 1 --plan     # what would happen, and when
+//! cargo run --release --all-features --example torture -- --seconds 30 --seed 1 --plan  # what would happen, and when
 //! ```
 //!
 //! Exit code 0: nothing was found. 1: something was; it is told, with the seed, and the logs are kept. 2: the arguments.
@@ -35,7 +35,6 @@ mod row;
 mod run;
 #[path = "../../tests/support/mod.rs"]
 mod support;
-#[cfg(feature = "postgres")]
 mod table;
 
 use std::fmt::Display;
@@ -68,12 +67,8 @@ fn main() -> ExitCode {
     };
     let Some(deployment) = deployments::start(&wish.deployment, run::SLOTS) else {
         let names = deployments::NAMES.join(", ");
-        let more = match cfg!(feature = "sentinel") {
-            true => "",
-            false => " (and more with --all-features)",
-        };
         eprintln!(
-            "torture: there is no deployment {:?}; there are: {names}{more}\n{USAGE}",
+            "torture: there is no deployment {:?}; there are: {names}\n{USAGE}",
             wish.deployment
         );
         return ExitCode::from(2);

@@ -1,6 +1,5 @@
 //! Thirty seconds of the torture example on each deployment, and its judges before a court of their own: whatever they
 //! are to find they find when it is there.
-#![cfg(feature = "redis")]
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -19,10 +18,8 @@ mod torture {
     pub(crate) mod log;
     pub(crate) mod plan;
     pub(crate) mod resource;
-    #[cfg(feature = "postgres")]
     pub(crate) mod table;
 }
-#[cfg(feature = "postgres")]
 use torture::table;
 #[allow(
     unused_imports,
@@ -31,9 +28,7 @@ use torture::table;
 use torture::{callers, deployments, dice, judge, log, plan, resource};
 
 mod judges;
-#[cfg(feature = "cluster")]
 mod leftovers;
 mod plans;
 mod runs;
-#[cfg(feature = "sentinel")]
 mod sentinels;

@@ -132,25 +132,21 @@ fn valkey() {
     thirty_seconds_are_clean("valkey", 2, 1);
 }
 
-#[cfg(feature = "sentinel")]
 #[test]
 fn sentinel() {
     thirty_seconds_are_clean("sentinel", 4, 1);
 }
 
-#[cfg(feature = "cluster")]
 #[test]
 fn cluster() {
     thirty_seconds_are_clean("cluster", 6, 0);
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 fn postgres() {
     thirty_seconds_are_clean("postgres", 7, 1);
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 fn postgres_with_asynchronous_commit() {
     thirty_seconds_are_clean("postgres-async", 8, 0);

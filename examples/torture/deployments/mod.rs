@@ -10,16 +10,12 @@
 //! | `watch.rs` | who was a primary when, whoever made it one? |
 //! | `single.rs`, `sentinel.rs`, `cluster.rs`, `quorum.rs`, `postgres.rs` | what is of one deployment's own? |
 
-#[cfg(feature = "cluster")]
 pub(crate) mod cluster;
-#[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 mod quorum;
-#[cfg(feature = "sentinel")]
 mod sentinel;
 mod servers;
 mod single;
-#[cfg(any(feature = "cluster", feature = "sentinel"))]
 mod watch;
 pub(crate) mod wires;
 
@@ -50,14 +46,10 @@ const LONGEST_RECOVERY: Duration = Duration::from_secs(10);
 pub(crate) const NAMES: &[&str] = &[
     "standalone",
     "valkey",
-    #[cfg(feature = "sentinel")]
     "sentinel",
     "quorum",
-    #[cfg(feature = "cluster")]
     "cluster",
-    #[cfg(feature = "postgres")]
     "postgres",
-    #[cfg(feature = "postgres")]
     "postgres-async",
 ];
 
@@ -141,14 +133,10 @@ pub(crate) fn start(name: &str, slots: usize) -> Option<Deployment> {
     Some(match name {
         "standalone" => single::start(Program::Usual, slots),
         "valkey" => single::start(Program::Valkey, slots),
-        #[cfg(feature = "sentinel")]
         "sentinel" => sentinel::start(slots),
         "quorum" => quorum::start(slots),
-        #[cfg(feature = "cluster")]
         "cluster" => cluster::start(slots),
-        #[cfg(feature = "postgres")]
         "postgres" => postgres::start(false, slots),
-        #[cfg(feature = "postgres")]
         "postgres-async" => postgres::start(true, slots),
         _ => return None,
     })
@@ -159,7 +147,6 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
     let [url] = urls else {
         return Ok(LockRegistry::builder(quorum::open(urls)?));
     };
-    #[cfg(feature = "postgres")]
     if postgres::is_here(url) {
         return Ok(LockRegistry::builder(postgres::open(url)?));
     }
@@ -168,7 +155,6 @@ pub(crate) fn open(urls: &[String]) -> Result<LockRegistryBuilder, StoreError> {
 
 /// When a call of a child counts as unanswered.
 pub(crate) fn response_timeout(urls: &[String]) -> Duration {
-    #[cfg(feature = "postgres")]
     if postgres::is_here(&urls[0]) {
         return postgres::RESPONSE_TIMEOUT;
     }
@@ -177,7 +163,6 @@ pub(crate) fn response_timeout(urls: &[String]) -> Duration {
 
 /// How long a call may wait for a connection.
 fn connect_timeout(urls: &[String]) -> Duration {
-    #[cfg(feature = "postgres")]
     if postgres::is_here(&urls[0]) {
         return postgres::CONNECT_TIMEOUT;
     }
