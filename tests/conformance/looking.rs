@@ -342,8 +342,17 @@ pub(crate) async fn a_verification_prolongs_nothing(w: &dyn World) {
         here.obtain("k").permits_of(4, 2),
     ];
     for lock in cases {
-        let lease = lock.ttl(ms(2000)).lease().await.unwrap();
-        let (begin, until) = (Instant::now(), lease.deadline());
+        let lock = lock.ttl(ms(2000));
+        let (lease, begin) = loop {
+            let lease = lock.lease().await.unwrap();
+            let begin = Instant::now();
+            if lease.deadline() - begin > ms(1900) {
+                break (lease, begin);
+            }
+            // It took long to come. Such a one is renewed once, to last as long as was asked for (W3).
+            lease.release().await.unwrap();
+        };
+        let until = lease.deadline();
         sleep(ms(600)).await;
         lease.verify().await.unwrap();
         let seen = there.obtain("k").inspect().await.unwrap();
