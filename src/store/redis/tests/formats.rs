@@ -107,10 +107,21 @@ async fn grants_and_notices_are_as_other_versions_know_them() {
     assert_eq!(heard(&mut pubsub), literal);
     assert_eq!(server.get("lock:a key: 1").unwrap(), "b2:2");
     assert!((20_000..=30_000).contains(&server.pttl("lock:a key: 1")));
-    assert_eq!(two.outcome(key, release(2)).await, HELD);
-    assert_eq!(heard(&mut pubsub), "freed a key: 1");
-    assert_eq!(server.get("lock:a key: 1").unwrap(), "c3:3");
-    assert!((0..=100).contains(&server.pttl("lock:a key: 1")));
+    // It is kept for 100 ms. A busy machine may look too late, and looks again.
+    let mut kept = None;
+    for _ in 0..20 {
+        assert_eq!(two.outcome(key, release(2)).await, HELD);
+        assert_eq!(heard(&mut pubsub), "freed a key: 1");
+        kept = server.get("lock:a key: 1");
+        let left = server.pttl("lock:a key: 1");
+        assert!(left <= 100 && left != -1, "{left}");
+        if kept.is_some() {
+            break;
+        }
+        won(&two.outcome(key, attempt(2)).await);
+        three.outcome(key, listen(3)).await;
+    }
+    assert_eq!(kept.as_deref(), Some("c3:3"));
 }
 
 /// What another version has left there is served, as it would be by that one.
