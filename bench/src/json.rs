@@ -1,8 +1,9 @@
 //! The whole run as JSON, every round of it.
 
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::figures::{median, spread};
@@ -23,8 +24,12 @@ pub(crate) fn write(path: &Path, report: &Report) -> Outcome<()> {
         .map(|ratio| (ratio.name.to_owned(), json!(ratio.value)))
         .collect();
     let entries: Vec<Value> = report.entries.iter().map(entry).collect();
+    let machine = Machine {
+        flush_us: report.flush,
+        ..machine_of(&report.server)
+    };
     let all = json!({
-        "machine": machine(report),
+        "machine": machine,
         "secs": report.secs,
         "rounds": report.rounds,
         "results": entries,
@@ -54,14 +59,38 @@ fn entry(entry: &Entry) -> Value {
 }
 
 /// What the figures were taken on, as far as the system tells.
-fn machine(report: &Report) -> Value {
-    let mut machine = machine_of(&report.server);
-    machine["flush_us"] = json!(report.flush);
-    machine
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    processor: Option<String>,
+    cores: Option<usize>,
+    #[serde(rename = "virtual")]
+    is_virtual: Option<bool>,
+    system: String,
+    kernel: Option<String>,
+    server: String,
+    /// How long PostgreSQL takes to bring a commit to the disk, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    flush_us: Option<f64>,
 }
 
-/// The same without what only one kind of run measures.
-pub(crate) fn machine_of(server: &str) -> Value {
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let of = match self.is_virtual {
+            Some(true) => " of a virtual machine",
+            _ => "",
+        };
+        let cores = self.cores.unwrap_or(0);
+        let processor = self.processor.as_deref().unwrap_or("an unknown processor");
+        let (system, server) = (&self.system, &self.server);
+        write!(
+            f,
+            "{cores} cores{of} ({processor}, {system}), {server} over loopback"
+        )
+    }
+}
+
+/// This one.
+pub(crate) fn machine_of(server: &str) -> Machine {
     let read = |path| fs::read_to_string(path).ok();
     let info = read("/proc/cpuinfo").unwrap_or_default();
     let processor = info
@@ -70,13 +99,13 @@ pub(crate) fn machine_of(server: &str) -> Value {
         .map(|(_, name)| name.trim().to_owned());
     let flags = info.lines().find_map(|line| line.strip_prefix("flags"));
     let is_virtual = flags.map(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
-    let kernel = read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned());
-    json!({
-        "processor": processor,
-        "cores": std::thread::available_parallelism().ok().map(usize::from),
-        "virtual": is_virtual,
-        "system": format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        "kernel": kernel,
-        "server": server,
-    })
+    Machine {
+        processor,
+        cores: std::thread::available_parallelism().ok().map(usize::from),
+        is_virtual,
+        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        kernel: read("/proc/sys/kernel/osrelease").map(|text| text.trim().to_owned()),
+        server: server.to_owned(),
+        flush_us: None,
+    }
 }

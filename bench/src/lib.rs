@@ -17,7 +17,7 @@
 //! | `worker` | the processes that do the work, and the talk with them |
 //! | `scenarios` | what they do, a file a scenario or group |
 //! | `clock`, `journal`, `tally`, `figures` | from points in time to figures |
-//! | `readme` | what the README shows of a run |
+//! | `readme`, `page` | what the README shows of a run, and how it is put into a page |
 //! | `run`, `report`, `ratios`, `json`, `plot` | from figures to what is printed, written and drawn |
 
 mod clock;
@@ -30,6 +30,7 @@ mod libs;
 mod monitor;
 mod net;
 mod options;
+mod page;
 mod peer;
 mod peers;
 mod plot;

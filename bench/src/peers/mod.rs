@@ -7,11 +7,13 @@
 //! | `scenarios` | what they do, and what befalls them |
 //! | `process` | one of their processes |
 //! | `judge` | who held what when |
-//! | `show` | tables, JSON and a picture |
+//! | `results` | what came of a run, in memory and in a file |
+//! | `show` | tables and a picture |
 
 mod judge;
 mod languages;
 mod process;
+mod results;
 mod scenarios;
 mod show;
 
@@ -23,8 +25,10 @@ use languages::{Language, PEERS, Peer};
 use scenarios::{Figures, Round, SCENARIOS, Scenario};
 
 use crate::libs::{Outcome, told};
+use crate::page;
 use crate::target::{Store, Target};
-use show::Results;
+use results::Results;
+use show::{draw, tables};
 
 const HELP: &str = "\
 Measures lockstream beside other libraries of locks, in the languages that are here, on a server of its own.
@@ -37,9 +41,10 @@ usage: cargo run --release -p lockstream-bench --bin peers -- [OPTION…]
   --rounds N      how many rounds, the peers taking turns in each (3; 1 to 20)
   --secs N        how long each round of a scenario with many turns is measured, in seconds (3; 0.1 to 60)
   --hold N        how long `held` holds its locks, in seconds (60; 1 to 600)
-  --json FILE     writes everything there, every round of it
+  --json FILE     writes everything there, every round of it, after each scenario
   --tables FILE   writes the tables there, as Markdown
   --plot FILE     draws a picture there, as SVG
+  --from FILE     makes no run, and shows the one in this file, which --json wrote
   --help          says this
 
 What a language needs and is not here is said, and its peers are left out. A peer that hangs or fails is shown so.";
@@ -53,6 +58,7 @@ struct Options {
     json: Option<PathBuf>,
     tables: Option<PathBuf>,
     plot: Option<PathBuf>,
+    from: Option<PathBuf>,
 }
 
 enum Wish {
@@ -97,8 +103,9 @@ fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
         json: None,
         tables: None,
         plot: None,
+        from: None,
     };
-    let mut args = args;
+    let (mut args, mut of_a_run) = (args, None);
     while let Some(name) = args.next() {
         if matches!(&*name, "--help" | "-h") {
             return Ok(Wish::Help);
@@ -115,6 +122,7 @@ fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
             "--json",
             "--tables",
             "--plot",
+            "--from",
         ]
         .contains(&&*name)
         {
@@ -149,8 +157,15 @@ fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
             "--hold" => options.hold = number(1.0, 600.0)?,
             "--json" => options.json = Some(value.into()),
             "--tables" => options.tables = Some(value.into()),
-            _ => options.plot = Some(value.into()),
+            "--plot" => options.plot = Some(value.into()),
+            _ => options.from = Some(value.into()),
         }
+        if ["--only", "--rounds", "--secs", "--hold", "--json"].contains(&&*name) {
+            of_a_run = Some(name);
+        }
+    }
+    if let (Some(name), Some(_)) = (of_a_run, &options.from) {
+        return Err(format!("--from makes no run, for which {name} would be"));
     }
     Ok(Wish::Run(options))
 }
@@ -216,9 +231,25 @@ fn run_one(
 
 /// Gives whether lockstream did all that it was to do.
 fn run(options: &Options) -> Outcome<bool> {
+    let results = match &options.from {
+        Some(file) => Results::read(file)?,
+        None => measure(options)?,
+    };
+    let tables = tables(&results, &options.scenarios);
+    println!("{tables}");
+    if let Some(path) = &options.tables {
+        page::write(path, &tables)?;
+    }
+    if let Some(path) = &options.plot {
+        draw(&results, path)?;
+    }
+    Ok(!results.has_failed("lockstream"))
+}
+
+fn measure(options: &Options) -> Outcome<Results> {
     let scratch = tempfile::tempdir().map_err(told("a folder"))?;
     let mut languages: Vec<(Language, Outcome<Vec<String>>)> = Vec::new();
-    let mut results = Results::default();
+    let mut left_out = Vec::new();
     let mut peers: Vec<Built> = Vec::new();
     for peer in &options.peers {
         if !languages
@@ -235,7 +266,7 @@ fn run(options: &Options) -> Outcome<bool> {
             Ok(words) => peers.push((*peer, words.clone())),
             Err(reason) => {
                 eprintln!("leaves out {}: {reason}", peer.name);
-                results.leave_out(*peer, reason);
+                left_out.push((*peer, reason.clone()));
             }
         }
     }
@@ -245,9 +276,19 @@ fn run(options: &Options) -> Outcome<bool> {
     };
     let mut redis = start(Store::Redis)?;
     let mut postgres = start(Store::Postgres)?;
-    for target in [&redis, &postgres].into_iter().flatten() {
-        results.servers.push(target.version().to_owned());
+    let targets = [&redis, &postgres].into_iter().flatten();
+    let servers: Vec<_> = targets.map(|target| target.version().to_owned()).collect();
+    let mut results = Results::new(&servers, options.rounds, options.secs);
+    for (peer, reason) in left_out {
+        results.leave_out(peer, &reason);
     }
+    // A run takes hours: what has been measured is not lost with the rest of it.
+    let write = |results: &Results| {
+        options
+            .json
+            .as_ref()
+            .map_or(Ok(()), |path| results.write(path))
+    };
     let begin = Instant::now();
     let all = options.rounds * options.scenarios.len();
     for round in 0..options.rounds {
@@ -269,6 +310,7 @@ fn run(options: &Options) -> Outcome<bool> {
                         results.add(*scenario, built.0, outcome);
                     }
                 }
+                write(&results)?;
                 continue;
             }
             for built in peers {
@@ -281,20 +323,8 @@ fn run(options: &Options) -> Outcome<bool> {
                 let outcome = run_one(options, *scenario, built, target);
                 results.add(*scenario, built.0, outcome);
             }
+            write(&results)?;
         }
     }
-    let tables = results.tables(&options.scenarios);
-    println!("{tables}");
-    let write = |path: &Option<PathBuf>, text: String| match path {
-        Some(path) => {
-            std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
-        }
-        None => Ok(()),
-    };
-    write(&options.tables, tables.clone())?;
-    write(&options.json, results.json(options.rounds))?;
-    if let Some(path) = &options.plot {
-        results.draw(path)?;
-    }
-    Ok(!results.has_failed("lockstream"))
+    Ok(results)
 }

@@ -6,17 +6,18 @@
 mod chart;
 mod table;
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::Value;
 
+use crate::json::Machine;
 use crate::libs::{Lib, Outcome, told};
+use crate::page::{Page, read, root, write};
 use crate::scenarios::Scenario;
 
-/// What stands around the part of the README that is made here.
-const BEGIN: &str = "<!-- speed -->\n";
-const END: &str = "<!-- /speed -->\n";
+/// The page, and what stands around the part of it that is made here.
+const PAGE: &str = "README.md";
+const MARK: &str = "speed";
 
 /// The run that the README shows.
 pub(crate) struct Speed(Value);
@@ -46,20 +47,14 @@ impl Speed {
 
     /// Where and how it was taken, in words.
     fn place(&self) -> String {
-        let machine = &self.0["machine"];
-        let cores = machine["cores"].as_u64().unwrap_or(0);
-        let of = match machine["virtual"].as_bool() {
-            Some(true) => " of a virtual machine",
-            _ => "",
-        };
-        let system = machine["system"].as_str().unwrap_or("an unknown system");
-        let server = machine["server"].as_str().unwrap_or("an unknown server");
+        let machine: Machine = serde_json::from_value(self.0["machine"].clone())
+            .expect("docs/speed.json names its machine");
         let (secs, rounds) = (&self.0["secs"], &self.0["rounds"]);
         let rounds = match rounds.as_u64() {
             Some(1) | None => format!("one round of {secs} s each"),
             Some(many) => format!("the median of {many} rounds of {secs} s each"),
         };
-        format!("{cores} cores{of} ({system}), {server} over loopback, {rounds}")
+        format!("{machine}, {rounds}")
     }
 }
 
@@ -73,9 +68,7 @@ pub(crate) fn make() -> Outcome<()> {
     let speed = Speed::parse(&read(&run_file())?)?;
     let chart = root().join("docs/speed.svg");
     write(&chart, &chart::draw(&speed)?)?;
-    let readme = root().join("README.md");
-    let text = with_part(&read(&readme)?, &part(&speed))?;
-    write(&readme, &text)
+    Page::of(PAGE)?.write(MARK, &part(&speed))
 }
 
 /// What stands in the README between [`BEGIN`] and [`END`].
@@ -86,13 +79,6 @@ fn part(speed: &Speed) -> String {
     format!(
         "![{alt}](docs/speed.svg)\n\nOn {place}. Scales with marks are logarithmic.\n\n{table}\n{alone}"
     )
-}
-
-fn with_part(readme: &str, part: &str) -> Outcome<String> {
-    let split = readme.split_once(BEGIN);
-    let split = split.and_then(|(before, rest)| Some((before, rest.split_once(END)?.1)));
-    let (before, after) = split.ok_or("README.md has no <!-- speed --> and <!-- /speed -->")?;
-    Ok(format!("{before}{BEGIN}{part}{END}{after}"))
 }
 
 /// A number with as many digits as a run bears out.
@@ -111,19 +97,6 @@ fn short(value: f64) -> String {
     format!("{text}{unit}")
 }
 
-fn root() -> &'static Path {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("the bench is in the workspace")
-}
-
-fn read(path: &Path) -> Outcome<String> {
-    fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
-}
-
-fn write(path: &Path, text: &str) -> Outcome<()> {
-    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,26 +104,16 @@ mod tests {
     #[test]
     fn the_readme_shows_the_run_that_is_in_docs() {
         let speed = Speed::parse(&read(&run_file()).unwrap()).unwrap();
-        let readme = read(&root().join("README.md")).unwrap();
         let again = "make it anew: cargo bench -p lockstream-bench --bench scenarios -- --redraw";
         assert!(
-            readme == with_part(&readme, &part(&speed)).unwrap(),
-            "README.md is not of docs/speed.json; {again}"
+            Page::of(PAGE).unwrap().has(MARK, &part(&speed)),
+            "{PAGE} is not of docs/speed.json; {again}"
         );
         let chart = read(&root().join("docs/speed.svg")).unwrap();
         assert!(
             chart == chart::draw(&speed).unwrap(),
             "docs/speed.svg is not of docs/speed.json; {again}"
         );
-    }
-
-    #[test]
-    fn only_what_is_between_the_marks_is_replaced() {
-        let readme = format!("a\n{BEGIN}old\n{END}b\n");
-        let new = with_part(&readme, "new\n").unwrap();
-        assert_eq!(new, format!("a\n{BEGIN}new\n{END}b\n"));
-        assert!(with_part("a\n", "new\n").is_err());
-        assert!(with_part(&format!("{END}{BEGIN}"), "new\n").is_err());
     }
 
     #[test]
