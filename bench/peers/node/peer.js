@@ -1,5 +1,5 @@
 // One library in one role: see ../README.md.
-import { Redlock } from "@sesamecare-oss/redlock";
+import { ExecutionError, Redlock } from "@sesamecare-oss/redlock";
 import { Redis } from "ioredis";
 import { Mutex } from "redis-semaphore";
 import { writeFileSync } from "node:fs";
@@ -23,21 +23,28 @@ redis.on("error", () => {}); // it connects again by itself
 /** Each waits for the lock of a key for as long as it takes. `lost` tells, without asking the server, whether the library
  * has said that it is over. */
 const libs = {
-  // https://github.com/sesamecare/redlock, which took the place of redlock on npm: `using`, which extends by itself. By
-  // default it tries ten times; here as long as it takes.
+  // https://github.com/sesamecare/redlock, which took the place of redlock on npm: `using`, which extends by itself. It
+  // tries eleven times; here it is called again for as long as it takes. (`retryCount: -1` would also try for ever to
+  // extend and to release a lock that is another's by now.)
   redlock() {
-    const redlock = new Redlock([redis], { retryCount: -1 });
+    const redlock = new Redlock([redis]);
     redlock.on("error", () => {});
     return (key) =>
       new Promise((resolve, reject) => {
-        let ended;
-        const used = redlock.using([key], ttl, (signal) => {
-          return new Promise((end) => {
-            resolve({ unlock: () => (end(), ended), lost: () => signal.aborted });
+        let held = false;
+        const ask = () => {
+          const used = redlock.using([key], ttl, (signal) => {
+            held = true;
+            return new Promise((end) => {
+              resolve({ unlock: () => (end(), used), lost: () => signal.aborted });
+            });
           });
-        });
-        ended = used;
-        used.catch(reject);
+          used.catch((error) => {
+            if (held || !(error instanceof ExecutionError)) reject(error);
+            else ask();
+          });
+        };
+        ask();
       });
   },
   // https://github.com/swarthy/redis-semaphore: it refreshes by itself, and tells a loss through `onLockLost`. By default

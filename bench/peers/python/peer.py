@@ -176,7 +176,9 @@ def main():
     name, role, port = sys.argv[1:4]
     args = dict(arg.split("=", 1) for arg in sys.argv[4:])
     libs = {"redis-py": RedisPy, "python-redis-lock": PythonRedisLock}
-    lib = libs[name](redis.Redis(host="127.0.0.1", port=int(port)), int(args["ttl"]))
+    # python-redis-lock waits in BLPOP, which redis-py gives up after 5 s by default, to send it again ten times.
+    options = {"socket_timeout": None} if name == "python-redis-lock" else {}
+    lib = libs[name](redis.Redis(host="127.0.0.1", port=int(port), **options), int(args["ttl"]))
     try:
         {"run": run, "hold": hold, "work": work, "wait": wait}[role](lib, args)
     except Exception as error:
