@@ -17,7 +17,7 @@
 //! | `worker` | the processes that do the work, and the talk with them |
 //! | `scenarios` | what they do, a file a scenario or group |
 //! | `clock`, `journal`, `tally`, `figures` | from points in time to figures |
-//! | `readme`, `page` | what the README shows of a run, and how it is put into a page |
+//! | `speed`, `page` | what `docs/speed.md` shows of a run, and how it is put into a page |
 //! | `run`, `report`, `ratios`, `json`, `plot` | from figures to what is printed, written and drawn |
 
 mod clock;
@@ -35,11 +35,11 @@ mod peer;
 mod peers;
 mod plot;
 mod ratios;
-mod readme;
 mod report;
 mod run;
 mod scenarios;
 mod server;
+mod speed;
 mod support;
 mod tally;
 mod target;
@@ -60,7 +60,7 @@ pub fn main() -> ExitCode {
     }
     let done = match options::parse(args) {
         Ok(Wish::Run(options)) => run::run(&options),
-        Ok(Wish::Redraw) => readme::make(),
+        Ok(Wish::Redraw) => speed::make(),
         Ok(Wish::Help) => {
             println!("{}", options::HELP);
             return ExitCode::SUCCESS;

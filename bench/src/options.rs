@@ -22,7 +22,7 @@ usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTIO
   --hold SECS   how long cluster-100k holds its leases (60; 1 to 600)
   --json FILE   writes everything there, every round of it
   --plot DIR    draws charts there, as SVG, of a run on Redis
-  --readme      makes docs/speed.json, docs/speed.svg and the README's table of this run, which must
+  --page        makes docs/speed.json, docs/speed.svg and the table in docs/speed.md of this run, which must
                 be a whole one
   --redraw      makes the latter two of docs/speed.json again, and runs nothing
   --help        says this
@@ -44,7 +44,7 @@ pub(crate) struct Options {
     pub(crate) hold: f64,
     pub(crate) json: Option<PathBuf>,
     pub(crate) plot: Option<PathBuf>,
-    pub(crate) readme: bool,
+    pub(crate) page: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +67,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
         hold: 60.0,
         json: None,
         plot: None,
-        readme: false,
+        page: false,
     };
     while let Some(arg) = args.next() {
         let (name, joined) = match arg.split_once('=') {
@@ -81,7 +81,7 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
         match name {
             // Cargo says this to every bench.
             "--bench" => {}
-            "--readme" => options.readme = true,
+            "--page" => options.page = true,
             "--redraw" => return Ok(Wish::Redraw),
             "--help" | "-h" => return Ok(Wish::Help),
             "--secs" => options.secs = number(name, &value()?, 0.1..=60.0)?,
@@ -114,9 +114,9 @@ pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, Stri
     let is_whole = options.scenarios.is_empty()
         && libs.iter().all(|lib| options.libs.contains(lib))
         && options.store == Store::Redis;
-    if options.readme && !is_whole {
+    if options.page && !is_whole {
         return Err(
-            "--readme is of a whole run on Redis, with every scenario and library".to_owned(),
+            "--page is of a whole run on Redis, with every scenario and library".to_owned(),
         );
     }
     if let Some(other) = options.scenarios.iter().find(|it| !scenarios.contains(it)) {
@@ -220,9 +220,9 @@ mod tests {
     }
 
     #[test]
-    fn a_readme_is_of_everything() {
-        let all = options("--readme --secs 1");
-        assert!(all.readme && !options("").readme);
+    fn the_page_is_of_everything() {
+        let all = options("--page --secs 1");
+        assert!(all.page && !options("").page);
         assert_eq!(all.scenarios, Scenario::ALL);
         assert_eq!(say("--redraw"), Ok(Wish::Redraw));
     }
@@ -241,9 +241,9 @@ mod tests {
             ("--hold 0", "--hold"),
             ("--rounds 1.5", "--rounds"),
             ("--round 1", "--round"),
-            ("--readme free-8", "--readme"),
-            ("--readme --libs bare", "--readme"),
-            ("--readme --store postgres", "--readme"),
+            ("--page free-8", "--page"),
+            ("--page --libs bare", "--page"),
+            ("--page --store postgres", "--page"),
             ("--store postgres --plot d", "--plot"),
             ("--store mysql", "mysql"),
             ("--store postgres far-1", "far-1"),

@@ -9,7 +9,7 @@ use crate::options::Options;
 use crate::report::{Entry, Report};
 use crate::scenarios::{Round, Scenario};
 use crate::target::Target;
-use crate::{json, plot, readme, report};
+use crate::{json, plot, report, speed};
 
 pub(crate) fn run(options: &Options) -> Outcome<()> {
     if let Some(path) = &options.json {
@@ -54,9 +54,9 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     if let Some(folder) = &options.plot {
         plot::draw(folder, &all)?;
     }
-    if options.readme {
-        json::write(&readme::run_file(), &all)?;
-        readme::make()?;
+    if options.page {
+        json::write(&speed::run_file(), &all)?;
+        speed::make()?;
     }
     let failed = all
         .entries

@@ -95,6 +95,11 @@ fn what_is_not_there_is_said() {
     );
     let (done, _, said) = peers(&["--from", "/nowhere/peers.json"]);
     assert!(!done && said.starts_with("/nowhere/peers.json: "), "{said}");
+    let (done, _, said) = peers(&["--pages", "--only", "lockstream"]);
+    assert!(
+        !done && said.starts_with("--pages is of a run with every scenario and peer"),
+        "{said}"
+    );
     let (done, out, _) = peers(&["--list"]);
     assert!(done && out.contains("redisson-fair") && out.contains("hand-over"));
 }

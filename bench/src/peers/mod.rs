@@ -8,10 +8,11 @@
 //! | `process` | one of their processes |
 //! | `judge` | who held what when |
 //! | `results` | what came of a run, in memory and in a file |
-//! | `show` | tables and a picture |
+//! | `show`, `pages` | tables and a picture, and the repository's pages with them |
 
 mod judge;
 mod languages;
+mod pages;
 mod process;
 mod results;
 mod scenarios;
@@ -44,6 +45,7 @@ usage: cargo run --release -p lockstream-bench --bin peers -- [OPTION…]
   --json FILE     writes everything there, every round of it, after each scenario
   --tables FILE   writes the tables there, as Markdown
   --plot FILE     draws a picture there, as SVG
+  --pages         puts a run of all scenarios and peers into docs/peers.json, and shows it in docs/peers.md and README.md
   --from FILE     makes no run, and shows the one in this file, which --json wrote
   --help          says this
 
@@ -58,6 +60,7 @@ struct Options {
     json: Option<PathBuf>,
     tables: Option<PathBuf>,
     plot: Option<PathBuf>,
+    pages: bool,
     from: Option<PathBuf>,
 }
 
@@ -103,6 +106,7 @@ fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
         json: None,
         tables: None,
         plot: None,
+        pages: false,
         from: None,
     };
     let (mut args, mut of_a_run) = (args, None);
@@ -112,6 +116,10 @@ fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
         }
         if name == "--list" {
             return Ok(Wish::List);
+        }
+        if name == "--pages" {
+            options.pages = true;
+            continue;
         }
         if ![
             "--only",
@@ -166,6 +174,10 @@ fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
     }
     if let (Some(name), Some(_)) = (of_a_run, &options.from) {
         return Err(format!("--from makes no run, for which {name} would be"));
+    }
+    let is_whole = options.peers.len() == PEERS.len() && options.scenarios.len() == SCENARIOS.len();
+    if options.pages && !is_whole {
+        return Err("--pages is of a run with every scenario and peer".to_owned());
     }
     Ok(Wish::Run(options))
 }
@@ -242,6 +254,10 @@ fn run(options: &Options) -> Outcome<bool> {
     }
     if let Some(path) = &options.plot {
         draw(&results, path)?;
+    }
+    if options.pages {
+        results.write(&page::root().join("docs/peers.json"))?;
+        pages::make(&results)?;
     }
     Ok(!results.has_failed("lockstream"))
 }

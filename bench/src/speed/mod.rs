@@ -1,4 +1,4 @@
-//! The chart and the table that the crate's README shows, made of one run: `--readme`.
+//! The chart and the table of `docs/speed.md`, made of one run: `--page`.
 //!
 //! `docs/speed.json` is that run, as `--json` writes it. The chart and the table come from there and
 //! from nowhere else, and a test sees to it that they are those of the run.
@@ -16,10 +16,10 @@ use crate::page::{Page, read, root, write};
 use crate::scenarios::Scenario;
 
 /// The page, and what stands around the part of it that is made here.
-const PAGE: &str = "README.md";
+const PAGE: &str = "docs/speed.md";
 const MARK: &str = "speed";
 
-/// The run that the README shows.
+/// The run that the page shows.
 pub(crate) struct Speed(Value);
 
 impl Speed {
@@ -71,13 +71,13 @@ pub(crate) fn make() -> Outcome<()> {
     Page::of(PAGE)?.write(MARK, &part(&speed))
 }
 
-/// What stands in the README between [`BEGIN`] and [`END`].
+/// What stands on the page between the marks.
 fn part(speed: &Speed) -> String {
     let alt = "How fast it is beside three others. The table below has the same figures.";
     let (place, table) = (speed.place(), table::of(speed));
     let alone = table::of_ours_alone(speed);
     format!(
-        "![{alt}](docs/speed.svg)\n\nOn {place}. Scales with marks are logarithmic.\n\n{table}\n{alone}"
+        "![{alt}](speed.svg)\n\nOn {place}. Scales with marks are logarithmic.\n\n{table}\n{alone}"
     )
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_readme_shows_the_run_that_is_in_docs() {
+    fn the_page_shows_the_run_that_is_in_docs() {
         let speed = Speed::parse(&read(&run_file()).unwrap()).unwrap();
         let again = "make it anew: cargo bench -p lockstream-bench --bench scenarios -- --redraw";
         assert!(
