@@ -358,8 +358,10 @@ async fn groups_of_two_processes_do_not_deadlock<S: LockServer>() {
     for worker in &mut workers {
         worker.tell("go");
     }
+    // Five hundred groups, on a machine that has other things to do. A deadlock would not end, and fail a worker by the end of
+    // a wait.
     for worker in &workers {
-        worker.expect_line("done", 4 * BOUND).await;
+        worker.expect_line("done", 12 * BOUND).await;
     }
     wait_until("all is given back", BOUND, || server.leftovers().is_empty()).await;
 }
