@@ -615,7 +615,8 @@ async fn the_server_looks_for_registries_that_are_gone() {
 #[tokio::test]
 async fn an_answer_that_came_while_the_process_stood_still_counts() {
     let server = PgServer::start();
-    let timeout = ms(2000);
+    // The disk may take two seconds for a commit.
+    let timeout = ms(4000);
     let store = PostgresStore::connect(server.url()).await.unwrap();
     let builder = builder(store).ttl(Duration::from_secs(30));
     let locks = builder.response_timeout(timeout).build().unwrap();
@@ -630,7 +631,7 @@ async fn an_answer_that_came_while_the_process_stood_still_counts() {
         for _ in 0..5 {
             tokio::task::yield_now().await;
         }
-        std::thread::sleep(timeout * 2);
+        std::thread::sleep(timeout + ms(1000));
         taking.await.unwrap().unwrap().release().await.unwrap();
     }
     assert_eq!(server.one::<i32>(backend), before, "the connection");
