@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, on_a_steady_machine, wait_until};
-use crate::{BOUND, assert_took, ms, nothing_left, registry, renewals, usable};
+use crate::{BOUND, assert_took, counted_lease, ms, nothing_left, registry, renewals, usable};
 
 /// For how long its key is kept says nothing of how long a lease lasts: it has its own ttl, and outlasts a pause of the
 /// server that is shorter.
@@ -114,9 +114,7 @@ async fn at_most_so_many_renewals_are_sent() {
         for most in [0, 1, 4] {
             let lock = locks.obtain("k");
             let lock = lock.renewal(Renewal::watchdog().max_renewals(most));
-            server.reset_stats();
-            let begin = Instant::now();
-            let lease = lock.lease().await.unwrap();
+            let (begin, lease) = counted_lease(&server, &lock, ttl).await;
             assert!(lease.lost().await.is_lost());
             assert_took(begin, most * (ttl / 3) + usable(ttl));
             assert_eq!(renewals(&server), u64::from(most));

@@ -25,7 +25,7 @@ mod virtual_time;
 use std::time::Duration;
 
 pub(crate) use lock_server::{BOUND, nothing_left};
-use lockstream::{LockRegistry, LockRegistryBuilder};
+use lockstream::{Lease, Lock, LockRegistry, LockRegistryBuilder};
 use support::RedisServer;
 pub(crate) use support::ms;
 use tokio::time::Instant;
@@ -51,6 +51,24 @@ pub(crate) async fn registry(url: &str, ttl: Duration) -> LockRegistry {
 /// script calls no test here does.
 pub(crate) fn renewals(server: &RedisServer) -> u64 {
     server.calls("pexpire") - server.calls("zcount")
+}
+
+/// Counts from here, and takes a lease that comes at once; also gives when it was asked for. One that takes long is renewed
+/// once more, to last as long as was asked for (W3).
+pub(crate) async fn counted_lease(
+    server: &RedisServer,
+    lock: &Lock,
+    ttl: Duration,
+) -> (Instant, Lease) {
+    loop {
+        server.reset_stats();
+        let begin = Instant::now();
+        let lease = lock.lease().await.unwrap();
+        if lease.deadline() - Instant::now() > ttl / 100 * 96 {
+            return (begin, lease);
+        }
+        lease.release().await.unwrap();
+    }
 }
 
 /// Sends nothing at all for so long: whoever still renewed something would.
