@@ -69,6 +69,12 @@ fn ours_bare_commands_and_python_are_measured_side_by_side() {
         "free-8,hot,hot-processes,first",
     ]);
     assert!(done && again == out, "{again}{said}");
+    // What is not whole does not come into the repository's pages.
+    let (done, _, said) = peers(&["--from", &json, "--pages"]);
+    assert!(
+        !done && said.starts_with("--pages wants a whole run"),
+        "{said}"
+    );
 }
 
 #[test]

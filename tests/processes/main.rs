@@ -358,8 +358,8 @@ async fn groups_of_two_processes_do_not_deadlock<S: LockServer>() {
     for worker in &mut workers {
         worker.tell("go");
     }
-    // Five hundred groups, on a machine that has other things to do. A deadlock would not end, and fail a worker by the end of
-    // a wait.
+    // Five hundred groups, on a machine that has other things to do. A deadlock fails a worker, at
+    // the end of its wait.
     for worker in &workers {
         worker.expect_line("done", 12 * BOUND).await;
     }

@@ -255,6 +255,11 @@ fn run(options: &Options) -> Outcome<bool> {
     if let Some(path) = &options.plot {
         draw(&results, path)?;
     }
+    if options.pages && !results.is_whole() {
+        return Err(
+            "--pages wants a whole run: a peer, a scenario or a round is missing".to_owned(),
+        );
+    }
     if options.pages {
         results.write(&page::root().join("docs/peers.json"))?;
         pages::make(&results)?;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::languages::Peer;
-use super::scenarios::{Figures, Scenario};
+use super::languages::{PEERS, Peer};
+use super::scenarios::{Figures, SCENARIOS, Scenario};
 use crate::json::{Machine, machine_of};
 use crate::libs::Outcome;
 
@@ -85,6 +85,18 @@ impl Results {
             figures: figures.collect(),
             failure,
         });
+    }
+
+    /// Whether every peer has had every round of all that it can take part in.
+    pub(super) fn is_whole(&self) -> bool {
+        let has_all = |scenario: Scenario, peer: &Peer| {
+            let rounds = self.of(scenario).filter(|row| row.peer == peer.name);
+            !scenario.is_for(*peer) || rounds.count() >= self.rounds
+        };
+        let scenarios = SCENARIOS.iter().map(|(scenario, ..)| *scenario);
+        scenarios
+            .into_iter()
+            .all(|it| PEERS.iter().all(|peer| has_all(it, peer)))
     }
 
     pub(super) fn has_failed(&self, peer: &str) -> bool {
