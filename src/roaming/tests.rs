@@ -125,6 +125,62 @@ fn sockets_move_with_their_task() {
     echo.join().unwrap();
 }
 
+/// The host is busy for so long that the time is over. What has come meanwhile counts for the guest, and what comes while
+/// the guest has it counts for the host.
+#[cfg(any(feature = "redis", feature = "postgres"))]
+#[test]
+fn what_has_come_counts_though_its_time_is_over() {
+    use std::io::{Read, Write};
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    const WITHIN: Duration = Duration::from_millis(200);
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let (host, guest) = (runtime(), runtime());
+    let (asks, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    let counted = Arc::new(AtomicUsize::new(0));
+    let tasks = Tasks::default();
+    let answers = counted.clone();
+    tasks.spawn(host.handle(), async move {
+        let socket = tokio::net::TcpStream::from_std(socket).unwrap();
+        let mut socket = stream::Roaming::new(socket);
+        loop {
+            socket.write_all(b"x").await.unwrap();
+            asks.send(Instant::now()).unwrap();
+            let answer = time::timeout(WITHIN, socket.read_u8()).await;
+            assert_eq!(answer.expect("it has come").unwrap(), b'x');
+            answers.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let mut byte = [0];
+    // Runs the runtime until the next question, and answers it when its time is over.
+    let mut answer_late_to = |runtime: &Runtime| {
+        let begun: Instant = runtime.block_on(async {
+            // It knows what time it is.
+            tokio::time::sleep(MS).await;
+            asked.recv().await.unwrap()
+        });
+        server.read_exact(&mut byte).unwrap();
+        server.write_all(&byte).unwrap();
+        std::thread::sleep((begun + 2 * WITHIN).saturating_duration_since(Instant::now()));
+    };
+    for round in 1..=2 {
+        answer_late_to(&host);
+        guest.block_on(async {
+            let woken = tasks.wake();
+            tokio::time::sleep(MS).await;
+            for (task, polls) in woken {
+                task.lend(polls);
+            }
+        });
+        answer_late_to(&guest);
+        assert_eq!(counted.load(Ordering::Relaxed), 2 * round - 1);
+    }
+}
+
 #[test]
 fn a_host_that_polls_keeps_its_task() {
     let (host, guest) = (runtime(), runtime());

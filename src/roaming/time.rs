@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use pin_project::pin_project;
@@ -12,18 +12,24 @@ use tokio::time::{self, Instant};
 
 use super::Spot;
 
+/// A timer's least time.
+const TICK: Duration = Duration::from_millis(1);
+
 #[pin_project]
 pub(crate) struct Sleep {
     #[pin]
     timer: time::Sleep,
     /// Where the timer is registered.
     spot: Spot,
+    /// So often it is put off by a tick.
+    delays: u8,
 }
 
 pub(crate) fn sleep_until(deadline: Instant) -> Sleep {
     Sleep {
         timer: time::sleep_until(deadline),
         spot: Spot::here(),
+        delays: 0,
     }
 }
 
@@ -45,7 +51,9 @@ impl Sleep {
 
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn reset(self: Pin<&mut Self>, deadline: Instant) {
-        self.project().timer.reset(deadline);
+        let this = self.project();
+        *this.delays = 0;
+        this.timer.reset(deadline);
     }
 }
 
@@ -57,8 +65,19 @@ impl Future for Sleep {
         if this.spot.has_moved() {
             let deadline = this.timer.deadline();
             this.timer.set(time::sleep_until(deadline));
+            // The sockets move, too. What they have to read is known here once the runtime has asked for it: it does so
+            // each time before it looks at its timers. The first time it may have asked already.
+            let is_over = deadline < Instant::now() + TICK;
+            *this.delays = if is_over { 2 } else { 0 };
         }
-        this.timer.poll(cx)
+        loop {
+            ready!(this.timer.as_mut().poll(cx));
+            if *this.delays == 0 {
+                return Poll::Ready(());
+            }
+            *this.delays -= 1;
+            this.timer.as_mut().reset(Instant::now() + TICK);
+        }
     }
 }
 

@@ -619,10 +619,18 @@ mod lookups {
                 ("LOOKUP_FIRST", "127.0.0.1"),
                 ("LOOKUP_SECOND", "127.0.0.2"),
             ];
-            let (before, begin) = (proxy.accepted(), Instant::now());
-            tokio::task::block_in_place(|| run(&url, "1", &names));
-            assert!(begin.elapsed() > ms(2500), "{:?}", begin.elapsed());
-            assert_eq!(proxy.accepted() - before, 1);
+            let connections = || {
+                let (before, begin) = (proxy.accepted(), Instant::now());
+                tokio::task::block_in_place(|| run(&url, "1", &names));
+                assert!(begin.elapsed() > ms(2500), "{:?}", begin.elapsed());
+                proxy.accepted() - before
+            };
+            // One time in a hundred a sweep begins meanwhile, which has a connection of its own.
+            let made: Vec<_> = (0..3)
+                .map(|_| connections())
+                .take_while(|it| *it != 1)
+                .collect();
+            assert!(made.len() < 3, "{made:?}");
         })
         .await;
     }

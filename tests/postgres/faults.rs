@@ -1,5 +1,6 @@
 //! What may befall a server, a connection and a right.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lockstream::store::PostgresStore;
@@ -59,7 +60,8 @@ impl Pair {
 async fn backends_terminated() {
     let server = PgServer::start();
     let pair = Pair::new(&server.url()).await;
-    assert_eq!(server.terminate_all(), 2);
+    backends_once(&server, 2).await;
+    assert!(server.terminate_all() >= 2);
     pair.goes_on().await;
 }
 
@@ -327,8 +329,7 @@ async fn a_row_that_is_locked_costs_one_call() {
     let locks = registry(&server.url()).await;
     let lease = locks.obtain("blocked").lease().await.unwrap();
     lease.release().await.unwrap();
-    let backends = || server.one::<String>(BACKENDS);
-    let before = backends();
+    let before = backends_once(&server, 1).await;
     let mut other = server.client();
     other.run("BEGIN; SELECT 1 FROM lockstream.lock FOR UPDATE");
     let error = locks.obtain("blocked").acquire_once().await.unwrap_err();
@@ -338,12 +339,28 @@ async fn a_row_that_is_locked_costs_one_call() {
     );
     other.run("ROLLBACK");
     drop(locks.obtain("blocked").lease().await.unwrap());
-    assert_eq!(backends(), before, "the connection stands");
+    assert!(
+        backends(&server).is_superset(&before),
+        "the connection stands"
+    );
 }
 
 /// The server processes of registries.
-const BACKENDS: &str = "SELECT coalesce(string_agg(pid::text, ' ' ORDER BY pid), '') FROM pg_stat_activity \
-    WHERE application_name LIKE 'lockstream%'";
+fn backends(server: &PgServer) -> BTreeSet<i32> {
+    let sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'";
+    server.rows(sql).iter().map(|row| row.get(0)).collect()
+}
+
+/// The same, once there are so many: a sweep comes at any time, and ends its connection when it is done.
+async fn backends_once(server: &PgServer, count: usize) -> BTreeSet<i32> {
+    let mut seen = BTreeSet::new();
+    eventually("so many connections", async || {
+        seen = backends(server);
+        seen.len() == count
+    })
+    .await;
+    seen
+}
 
 /// Also by a pooler, behind which a session's settings would be those of others.
 #[tokio::test]
@@ -352,15 +369,15 @@ async fn no_statement_runs_for_longer_than_the_response_time_out() {
     let pooler = PgBouncer::to(&server, 2);
     let pooled = PostgresStore::builder(server.url()).pooled(pooler.url());
     let direct = PostgresStore::connect(server.url()).await.unwrap();
-    for (key, store) in [
-        ("slow", direct),
-        ("slower", pooled.connect().await.unwrap()),
+    for (key, connections, store) in [
+        ("slow", 1, direct),
+        ("slower", 2, pooled.connect().await.unwrap()),
     ] {
         let locks = builder(store).response_timeout(ms(5000)).build().unwrap();
         // Released before: what shares the call that is cancelled is sent again by itself.
         let lease = locks.obtain("k").lease().await.unwrap();
         lease.release().await.unwrap();
-        let before = server.one::<String>(BACKENDS);
+        let before = backends_once(&server, connections).await;
         server.run(
             "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
              $$ BEGIN PERFORM pg_sleep(3600); RETURN NEW; END $$; \
@@ -375,9 +392,8 @@ async fn no_statement_runs_for_longer_than_the_response_time_out() {
         assert_eq!(server.one::<i64>(running), 0);
         server.run("DROP FUNCTION slow() CASCADE");
         drop(locks.obtain(key).lease().await.unwrap());
-        assert_eq!(
-            server.one::<String>(BACKENDS),
-            before,
+        assert!(
+            backends(&server).is_superset(&before),
             "the connection stands"
         );
         locks.shutdown().await;
@@ -610,8 +626,8 @@ async fn the_server_looks_for_registries_that_are_gone() {
     assert!(idle + interval * count <= 15, "{idle} {interval} {count}");
 }
 
-/// The process stands still for longer than an answer may take, and the answer is there when it goes on: it counts, and the
-/// connection stays.
+/// The runtime stands still for longer than an answer may take, and the answer is there when it goes on: it counts, and the
+/// connection stays. It is read by the thread that renews leases (D8), which looks after 5 s, or by the runtime.
 #[tokio::test]
 async fn an_answer_that_came_while_the_process_stood_still_counts() {
     let server = PgServer::start();
@@ -622,8 +638,7 @@ async fn an_answer_that_came_while_the_process_stood_still_counts() {
     let locks = builder.response_timeout(timeout).build().unwrap();
     let lease = locks.obtain("warm").lease().await.unwrap();
     lease.release().await.unwrap();
-    let backend = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'";
-    let before = server.one::<i32>(backend);
+    let before = backends_once(&server, 1).await;
     for round in 0..2 {
         let lock = locks.obtain(format!("k{round}")).wait(BOUND);
         let taking = tokio::spawn(async move { lock.lease().await });
@@ -631,8 +646,11 @@ async fn an_answer_that_came_while_the_process_stood_still_counts() {
         for _ in 0..5 {
             tokio::task::yield_now().await;
         }
-        std::thread::sleep(timeout + ms(1000));
+        std::thread::sleep(timeout + ms(1500));
         taking.await.unwrap().unwrap().release().await.unwrap();
     }
-    assert_eq!(server.one::<i32>(backend), before, "the connection");
+    assert!(
+        backends(&server).is_superset(&before),
+        "the connection stands"
+    );
 }
