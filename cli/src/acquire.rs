@@ -128,21 +128,23 @@ impl Asking<'_> {
     }
 }
 
-/// Acquires the lock, and waits for others. A store that is away is an error at once: the lock itself would wait for it,
-/// and tell nobody.
+/// Acquires the lock, and waits for others; the whole takes `within` at most. A store that is away is an error at once: the
+/// lock itself would wait for it, and tell nobody.
 pub(crate) async fn attempt(
     messages: Messages,
     lock: &Lock,
     within: Duration,
     longest: Duration,
 ) -> Result<Lease, LockError> {
+    let began = Instant::now();
     // On the connection that the lock needs anyway. Whoever may not look may have the lock.
     if let Err(error) = lock.inspect().await
         && error.is_retryable()
     {
         return Err(error);
     }
-    tell_of_wait(messages, lock, longest, lock.lease_within(within)).await
+    let left = within.saturating_sub(began.elapsed());
+    tell_of_wait(messages, lock, longest, lock.lease_within(left)).await
 }
 
 /// How many holders are told by name.

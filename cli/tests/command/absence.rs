@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::program::{Program, SOON, run};
-use crate::support::{PgServer, RedisServer, wait_until_blocking};
+use crate::support::{
+    PgServer, Proxy, RedisServer, Way, on_a_steady_machine_blocking, wait_until_blocking,
+};
 
 const PATIENT: [&str; 7] = ["run", "--wait", "60s", "k", "--", "echo", "ran"];
 
@@ -177,6 +179,24 @@ fn the_lock_is_waited_for_after_the_store() {
     server.restart();
     let done = waiter.end();
     assert_eq!(done.code, Some(75), "{}", done.err);
+}
+
+/// The wait for the lock began when the store had answered, so with a far store it ended too late. Then it told that the
+/// store had been away before.
+#[test]
+fn the_time_to_a_far_store_is_part_of_the_wait() {
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        server.cmd(&["SET", "lock:k", "somebody~0:1", "PX", "60000"]);
+        let proxy = Proxy::to(&server);
+        proxy.refuse();
+        let waiter = Program::start(&proxy.url(), ["run", "--wait", "8s", "k", "--", "true"]);
+        waiter.expect_said("waiting for the store");
+        proxy.delay(Way::ToServer, Duration::from_millis(600));
+        proxy.accept();
+        let done = waiter.end();
+        assert_eq!(done.code, Some(75), "{}", done.err);
+    });
 }
 
 #[test]
