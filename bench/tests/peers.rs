@@ -31,7 +31,7 @@ fn ours_bare_commands_and_python_are_measured_side_by_side() {
         "--rounds",
         "1",
         "--secs",
-        "2.5",
+        "1",
         "--json",
         &json,
         "--plot",

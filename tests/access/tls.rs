@@ -533,33 +533,36 @@ async fn a_certificate_runs_out_and_is_renewed() {
 /// is told in time.
 #[tokio::test]
 async fn plain_and_tls_ports_are_told_apart() {
-    let authority = Authority::new("ours");
-    let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
-    // As a port of something else does.
-    let closing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let closing_url = format!("rediss://{}/", closing.local_addr().unwrap());
-    std::thread::spawn(move || {
-        for client in closing.incoming() {
-            let _ = std::io::Read::read(&mut client.unwrap(), &mut [0; 1024]);
+    on_a_steady_machine(async || {
+        let authority = Authority::new("ours");
+        let (plain, tls) = (RedisServer::start(), start(&authority.sign(HERE)));
+        // As a port of something else does.
+        let closing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let closing_url = format!("rediss://{}/", closing.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for client in closing.incoming() {
+                let _ = std::io::Read::read(&mut client.unwrap(), &mut [0; 1024]);
+            }
+        });
+        let begin = Instant::now();
+        for (url, supposed) in [
+            (plain.tls_url("localhost"), "may not speak TLS"),
+            (closing_url, "may not speak TLS"),
+            (
+                tls.tls_url("localhost").replace("rediss", "redis"),
+                "may require TLS",
+            ),
+        ] {
+            let store = RedisStore::builder(&url).connect_timeout(Duration::from_millis(300));
+            let registry = LockRegistry::builder(store.connect_lazy().unwrap())
+                .response_timeout(Duration::from_millis(300))
+                .build()
+                .unwrap();
+            let error = told(registry.obtain("k").lease_within(BOUND / 4).await);
+            assert!(error.to_string().contains(supposed), "{url}: {error}");
+            assert!(error.is_retryable(), "it may be away: {error}");
         }
-    });
-    let begin = Instant::now();
-    for (url, supposed) in [
-        (plain.tls_url("localhost"), "may not speak TLS"),
-        (closing_url, "may not speak TLS"),
-        (
-            tls.tls_url("localhost").replace("rediss", "redis"),
-            "may require TLS",
-        ),
-    ] {
-        let store = RedisStore::builder(&url).connect_timeout(Duration::from_millis(300));
-        let registry = LockRegistry::builder(store.connect_lazy().unwrap())
-            .response_timeout(Duration::from_millis(300))
-            .build()
-            .unwrap();
-        let error = told(registry.obtain("k").lease_within(BOUND / 4).await);
-        assert!(error.to_string().contains(supposed), "{url}: {error}");
-        assert!(error.is_retryable(), "it may be away: {error}");
-    }
-    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    })
+    .await;
 }

@@ -292,57 +292,63 @@ impl Drop for Apart {
 /// Somebody locks our tables: calls are refused after half of the response time-out, and go on.
 #[tokio::test]
 async fn tables_that_are_locked() {
-    let server = PgServer::start();
-    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
-        .response_timeout(ms(5000))
-        .build()
-        .unwrap();
-    let lease = locks
-        .obtain("k")
-        .ttl(Duration::from_secs(20))
-        .lease()
-        .await
-        .unwrap();
-    let mut other = server.client();
-    other.run("BEGIN; LOCK TABLE lockstream.lock");
-    let error = locks.obtain("other").acquire_once().await.unwrap_err();
-    assert!(
-        told(&error).contains("55P03") && error.is_retryable(),
-        "{error:?}"
-    );
-    other.run("ROLLBACK");
-    locks
-        .obtain("other")
-        .lease()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    lease.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+            .response_timeout(ms(5000))
+            .build()
+            .unwrap();
+        let lease = locks
+            .obtain("k")
+            .ttl(Duration::from_secs(20))
+            .lease()
+            .await
+            .unwrap();
+        let mut other = server.client();
+        other.run("BEGIN; LOCK TABLE lockstream.lock");
+        let error = locks.obtain("other").acquire_once().await.unwrap_err();
+        assert!(
+            told(&error).contains("55P03") && error.is_retryable(),
+            "{error:?}"
+        );
+        other.run("ROLLBACK");
+        locks
+            .obtain("other")
+            .lease()
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        lease.release().await.unwrap();
+    })
+    .await;
 }
 
 /// What only lasts too long costs no connection: whoever shares it would have to wait for the next one.
 #[tokio::test]
 async fn a_row_that_is_locked_costs_one_call() {
-    let server = PgServer::start();
-    let locks = registry(&server.url()).await;
-    let lease = locks.obtain("blocked").lease().await.unwrap();
-    lease.release().await.unwrap();
-    let before = backends_once(&server, 1).await;
-    let mut other = server.client();
-    other.run("BEGIN; SELECT 1 FROM lockstream.lock FOR UPDATE");
-    let error = locks.obtain("blocked").acquire_once().await.unwrap_err();
-    assert!(
-        told(&error).contains("55P03") && error.is_retryable(),
-        "{error:?}"
-    );
-    other.run("ROLLBACK");
-    drop(locks.obtain("blocked").lease().await.unwrap());
-    assert!(
-        backends(&server).is_superset(&before),
-        "the connection stands"
-    );
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let locks = registry(&server.url()).await;
+        let lease = locks.obtain("blocked").lease().await.unwrap();
+        lease.release().await.unwrap();
+        let before = backends_once(&server, 1).await;
+        let mut other = server.client();
+        other.run("BEGIN; SELECT 1 FROM lockstream.lock FOR UPDATE");
+        let error = locks.obtain("blocked").acquire_once().await.unwrap_err();
+        assert!(
+            told(&error).contains("55P03") && error.is_retryable(),
+            "{error:?}"
+        );
+        other.run("ROLLBACK");
+        drop(locks.obtain("blocked").lease().await.unwrap());
+        assert!(
+            backends(&server).is_superset(&before),
+            "the connection stands"
+        );
+    })
+    .await;
 }
 
 /// The server processes of registries.
@@ -365,6 +371,7 @@ async fn backends_once(server: &PgServer, count: usize) -> BTreeSet<i32> {
 /// Also by a pooler, behind which a session's settings would be those of others.
 #[tokio::test]
 async fn no_statement_runs_for_longer_than_the_response_time_out() {
+    on_a_steady_machine(async || {
     let server = PgServer::start();
     let pooler = PgBouncer::to(&server, 2);
     let pooled = PostgresStore::builder(server.url()).pooled(pooler.url());
@@ -405,6 +412,8 @@ async fn no_statement_runs_for_longer_than_the_response_time_out() {
         0,
         "nothing is left in the pooled session"
     );
+    })
+    .await;
 }
 
 /// The queue of notifications is full: a session that listens does not end its transaction. From version 17 on its size can

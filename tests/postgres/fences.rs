@@ -388,20 +388,23 @@ async fn an_older_snapshot_does_not_hide_the_end_of_a_lease() {
 /// Of renewals a fence knows nothing, and they know nothing of it.
 #[tokio::test]
 async fn a_fenced_lease_is_renewed() {
-    let (server, one, _other) = shop().await;
-    let renewal = lockstream::Renewal::watchdog();
-    let locks = [one.obtain("account:1"), one.obtain("account:1").permits(2)];
-    for lock in locks {
-        let mut client = client(&server.url()).await;
-        let lease = lock.ttl(ms(2000)).renewal(renewal).lease().await.unwrap();
-        let transaction = client.transaction().await.unwrap();
-        lease.view().fence(&transaction).await.unwrap();
-        let fenced_until = lease.deadline();
-        eventually("it is renewed", async || lease.deadline() > fenced_until).await;
-        lease.view().fence(&transaction).await.unwrap();
-        transaction.commit().await.unwrap();
-        lease.release().await.unwrap();
-    }
+    on_a_steady_machine(async || {
+        let (server, one, _other) = shop().await;
+        let renewal = lockstream::Renewal::watchdog();
+        let locks = [one.obtain("account:1"), one.obtain("account:1").permits(2)];
+        for lock in locks {
+            let mut client = client(&server.url()).await;
+            let lease = lock.ttl(ms(2000)).renewal(renewal).lease().await.unwrap();
+            let transaction = client.transaction().await.unwrap();
+            lease.view().fence(&transaction).await.unwrap();
+            let fenced_until = lease.deadline();
+            eventually("it is renewed", async || lease.deadline() > fenced_until).await;
+            lease.view().fence(&transaction).await.unwrap();
+            transaction.commit().await.unwrap();
+            lease.release().await.unwrap();
+        }
+    })
+    .await;
 }
 
 /// The fence of one permit keeps no other.

@@ -238,37 +238,40 @@ async fn tokens_grow_and_turns_do_not_overlap() {
 /// Of three, the loss of one stops nothing, the loss of two everything, until one is back.
 #[tokio::test]
 async fn killed_and_started_again() {
-    let mut servers = servers(3);
-    let (here, there) = (
-        builder(&servers).build().unwrap(),
-        builder(&servers).build().unwrap(),
-    );
-    let lease = here
-        .obtain("k")
-        .ttl(ms(1500))
-        .renewal(lockstream::Renewal::watchdog());
-    let lease = lease.lease().await.unwrap();
-    servers[0].kill();
-    let first = lease.deadline();
-    wait_until("renewed by two", BOUND, || {
-        lease.deadline() > first + ms(1000)
+    on_a_steady_machine(async || {
+        let mut servers = servers(3);
+        let (here, there) = (
+            builder(&servers).build().unwrap(),
+            builder(&servers).build().unwrap(),
+        );
+        let lease = here
+            .obtain("k")
+            .ttl(ms(1500))
+            .renewal(lockstream::Renewal::watchdog());
+        let lease = lease.lease().await.unwrap();
+        servers[0].kill();
+        let first = lease.deadline();
+        wait_until("renewed by two", BOUND, || {
+            lease.deadline() > first + ms(1000)
+        })
+        .await;
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        lease.release().await.unwrap();
+        let second = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        second.release().await.unwrap();
+
+        servers[1].kill();
+        let error = here.obtain("k").acquire_once().await.unwrap_err();
+        assert!(matches!(error, LockError::Store { .. }), "{error}");
+        assert!(chain(&error).contains("of 3 nodes"), "{error:?}");
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        servers[0].restart();
+        let third = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        third.release().await.unwrap();
+        servers[1].restart();
+        nothing_left(&servers, &[&here, &there]).await;
     })
     .await;
-    let waiter = tokio::spawn(there.obtain("k").lease());
-    lease.release().await.unwrap();
-    let second = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
-    second.release().await.unwrap();
-
-    servers[1].kill();
-    let error = here.obtain("k").acquire_once().await.unwrap_err();
-    assert!(matches!(error, LockError::Store { .. }), "{error}");
-    assert!(chain(&error).contains("of 3 nodes"), "{error:?}");
-    let waiter = tokio::spawn(there.obtain("k").lease());
-    servers[0].restart();
-    let third = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
-    third.release().await.unwrap();
-    servers[1].restart();
-    nothing_left(&servers, &[&here, &there]).await;
 }
 
 /// A server that does not answer holds nobody up, and gives its vote back when it goes on.

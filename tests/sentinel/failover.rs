@@ -81,41 +81,47 @@ async fn wait_for_ticket(primary: &RedisServer) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_primary_is_killed_and_comes_back_as_a_replica() {
-    let mut watched = Watched::start();
-    let scene = Scene::set(&watched).await;
-    watched.wait_until_replicated();
-    let old = watched.kill_primary();
-    watched.wait_until_promoted(old);
-    let new = watched.primary_index();
-    // It comes back as what it was, empty, until the sentinels see it. Nobody must believe it.
-    watched.servers[old].restart();
-    assert_eq!(watched.servers[old].keys("lock:*"), [""; 0]);
-    scene.ends_well(&watched.servers[new]).await;
-    wait_until("it is a replica", FAIL_OVER, || {
-        watched.servers[old].role() == "slave"
+    on_a_steady_machine(async || {
+        let mut watched = Watched::start();
+        let scene = Scene::set(&watched).await;
+        watched.wait_until_replicated();
+        let old = watched.kill_primary();
+        watched.wait_until_promoted(old);
+        let new = watched.primary_index();
+        // It comes back as what it was, empty, until the sentinels see it. Nobody must believe it.
+        watched.servers[old].restart();
+        assert_eq!(watched.servers[old].keys("lock:*"), [""; 0]);
+        scene.ends_well(&watched.servers[new]).await;
+        wait_until("it is a replica", FAIL_OVER, || {
+            watched.servers[old].role() == "slave"
+        })
+        .await;
+        assert_eq!(watched.primary_index(), new);
+        let lease = registry(&watched.url()).await;
+        let lease = lease.obtain("k").lease().await.unwrap();
+        assert!(watched.servers[new].exists("lock:k"));
+        lease.release().await.unwrap();
     })
     .await;
-    assert_eq!(watched.primary_index(), new);
-    let lease = registry(&watched.url()).await;
-    let lease = lease.obtain("k").lease().await.unwrap();
-    assert!(watched.servers[new].exists("lock:k"));
-    lease.release().await.unwrap();
 }
 
 /// Nothing dies: the old primary answers all the while, and takes itself for the primary for ten seconds. Whoever stayed
 /// there would hold what others hold elsewhere, so all leave as soon as the sentinels say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_sentinels_change_the_primary_at_will() {
-    let watched = Watched::start();
-    let scene = Scene::set(&watched).await;
-    watched.wait_until_replicated();
-    let old = watched.fail_over();
-    wait_until("both have left the old one", ms(4_000), || {
-        callers(&watched.servers[old]) == 0
+    on_a_steady_machine(async || {
+        let watched = Watched::start();
+        let scene = Scene::set(&watched).await;
+        watched.wait_until_replicated();
+        let old = watched.fail_over();
+        wait_until("both have left the old one", ms(4_000), || {
+            callers(&watched.servers[old]) == 0
+        })
+        .await;
+        assert_eq!(watched.servers[old].role(), "master", "it believes it is");
+        scene.ends_well(watched.primary()).await;
     })
     .await;
-    assert_eq!(watched.servers[old].role(), "master", "it believes it is");
-    scene.ends_well(watched.primary()).await;
 }
 
 /// A sentinel that leads a fail-over names the new primary as soon as that is one, and tells the other sentinels; that it
@@ -123,91 +129,100 @@ async fn the_sentinels_change_the_primary_at_will() {
 /// primary, while others, who ask another sentinel, were at the new: two at a time had the same key, again and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_leave_when_another_is_promoted_and_not_when_the_fail_over_is_over() {
-    let watched = Watched::start();
-    let scene = Scene::set(&watched).await;
-    watched.wait_until_replicated();
-    // Whichever is promoted, the other does not come to follow it, which keeps the fail-over from its end.
-    for server in &watched.servers {
-        server.cmd(&["CONFIG", "SET", "masterauth", "nobody asks for one"]);
-    }
-    // Both ask this one, unless it fails; who is told to begin is who leads.
-    let old = watched.primary_index();
-    let leader = &watched.sentinels[0];
-    let begun = leader.try_cmd(&["SENTINEL", "FAILOVER", Watched::SERVICE]);
-    assert_eq!(begun.unwrap(), redis::Value::Okay);
-    wait_until("the leader names another", FAIL_OVER, || {
-        watched.primary_index() != old
+    on_a_steady_machine(async || {
+        let watched = Watched::start();
+        let scene = Scene::set(&watched).await;
+        watched.wait_until_replicated();
+        // Whichever is promoted, the other does not come to follow it, which keeps the fail-over from its end.
+        for server in &watched.servers {
+            server.cmd(&["CONFIG", "SET", "masterauth", "nobody asks for one"]);
+        }
+        // Both ask this one, unless it fails; who is told to begin is who leads.
+        let old = watched.primary_index();
+        let leader = &watched.sentinels[0];
+        let begun = leader.try_cmd(&["SENTINEL", "FAILOVER", Watched::SERVICE]);
+        assert_eq!(begun.unwrap(), redis::Value::Okay);
+        wait_until("the leader names another", FAIL_OVER, || {
+            watched.primary_index() != old
+        })
+        .await;
+        wait_until("both have left the old one", BOUND, || {
+            callers(&watched.servers[old]) == 0
+        })
+        .await;
+        let flags = leader.flags();
+        assert!(flags.contains("failover_in_progress"), "{flags}");
+        for server in &watched.servers {
+            // Whoever changed roles may have ended the harness's connection.
+            server.role();
+            server.cmd(&["CONFIG", "SET", "masterauth", ""]);
+        }
+        watched.wait_until_promoted(old);
+        scene.ends_well(watched.primary()).await;
     })
     .await;
-    wait_until("both have left the old one", BOUND, || {
-        callers(&watched.servers[old]) == 0
-    })
-    .await;
-    let flags = leader.flags();
-    assert!(flags.contains("failover_in_progress"), "{flags}");
-    for server in &watched.servers {
-        // Whoever changed roles may have ended the harness's connection.
-        server.role();
-        server.cmd(&["CONFIG", "SET", "masterauth", ""]);
-    }
-    watched.wait_until_promoted(old);
-    scene.ends_well(watched.primary()).await;
 }
 
 /// What only the old primary had is forgotten: the holder is told at its reconnect, long before its deadline, and who
 /// waits gets the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_no_replica_had_is_lost() {
-    let mut watched = Watched::start();
-    let (holding, waiting) = (
-        registry(&watched.url()).await,
-        registry(&watched.url()).await,
-    );
-    for registry in [&holding, &waiting] {
-        // Its connection stands from here on.
-        registry.obtain("k").inspect().await.unwrap();
-    }
-    let primary = watched.primary();
-    // Its replicas do not get in any more.
-    primary.cmd(&["CONFIG", "SET", "requirepass", "new"]);
-    primary.cmd(&["CLIENT", "KILL", "TYPE", "replica"]);
-    let lease = holding.obtain("k").ttl(LONG).lease().await.unwrap();
-    let waiter = tokio::spawn(waiting.obtain("k").lease());
-    wait_for_ticket(primary).await;
-    let token = lease.token();
-    watched.kill_primary();
-    let lost = timeout(FAIL_OVER, lease.lost());
-    lost.await.expect("the holder is told");
-    assert!(!lease.is_valid());
-    let next = timeout(FAIL_OVER, waiter).await.expect("it is served");
-    let next = next.unwrap().unwrap();
-    assert!(next.token() > token, "the clock makes tokens grow");
-    next.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let mut watched = Watched::start();
+        let (holding, waiting) = (
+            registry(&watched.url()).await,
+            registry(&watched.url()).await,
+        );
+        for registry in [&holding, &waiting] {
+            // Its connection stands from here on.
+            registry.obtain("k").inspect().await.unwrap();
+        }
+        let primary = watched.primary();
+        // Its replicas do not get in any more.
+        primary.cmd(&["CONFIG", "SET", "requirepass", "new"]);
+        primary.cmd(&["CLIENT", "KILL", "TYPE", "replica"]);
+        let lease = holding.obtain("k").ttl(LONG).lease().await.unwrap();
+        let waiter = tokio::spawn(waiting.obtain("k").lease());
+        wait_for_ticket(primary).await;
+        let token = lease.token();
+        watched.kill_primary();
+        let lost = timeout(FAIL_OVER, lease.lost());
+        lost.await.expect("the holder is told");
+        assert!(!lease.is_valid());
+        let next = timeout(FAIL_OVER, waiter).await.expect("it is served");
+        let next = next.unwrap().unwrap();
+        assert!(next.token() > token, "the clock makes tokens grow");
+        next.release().await.unwrap();
+    })
+    .await;
 }
 
 /// Sentinels that are stopped cost a response time-out each, and no more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fail_over_while_one_sentinel_is_silent() {
-    let mut watched = Watched::start();
-    let scene = Scene::set(&watched).await;
-    watched.wait_until_replicated();
-    // Not the first, which the harness asks.
-    watched.sentinels[2].stop();
-    let old = watched.kill_primary();
-    let begun = std::time::Instant::now();
-    wait_until("the others promote another", FAIL_OVER, || {
-        watched.sentinels[..2]
-            .iter()
-            .all(|it| it.primary() != watched.servers[old].port())
+    on_a_steady_machine(async || {
+        let mut watched = Watched::start();
+        let scene = Scene::set(&watched).await;
+        watched.wait_until_replicated();
+        // Not the first, which the harness asks.
+        watched.sentinels[2].stop();
+        let old = watched.kill_primary();
+        let begun = std::time::Instant::now();
+        wait_until("the others promote another", FAIL_OVER, || {
+            watched.sentinels[..2]
+                .iter()
+                .all(|it| it.primary() != watched.servers[old].port())
+        })
+        .await;
+        println!("promoted after {:?}", begun.elapsed());
+        wait_until("it is a primary", FAIL_OVER, || {
+            watched.primary().role() == "master"
+        })
+        .await;
+        scene.ends_well(watched.primary()).await;
+        watched.sentinels[2].cont();
     })
     .await;
-    println!("promoted after {:?}", begun.elapsed());
-    wait_until("it is a primary", FAIL_OVER, || {
-        watched.primary().role() == "master"
-    })
-    .await;
-    scene.ends_well(watched.primary()).await;
-    watched.sentinels[2].cont();
 }
 
 /// Sentinels are asked where the primary is, and no more: while all are silent, whoever is connected to it goes on, and
@@ -256,63 +271,66 @@ async fn all_sentinels_are_silent_and_the_primary_stays() {
 /// What several hold is held at the new primary, and those who wait behind them are served there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_permits_and_groups_survive_the_primary() {
-    let mut watched = Watched::start();
-    let (holding, waiting) = (
-        registry(&watched.url()).await,
-        registry(&watched.url()).await,
-    );
-    let permit = |locks: &LockRegistry, weight| locks.obtain("p").permits_of(3, weight);
-    let readers = [
-        holding.obtain("r").shared().lease().await.unwrap(),
-        waiting.obtain("r").shared().lease().await.unwrap(),
-    ];
-    let one = permit(&holding, 1).lease().await.unwrap();
-    let two = permit(&holding, 2).lease().await.unwrap();
-    let group = holding.obtain_all(["g", "h"]).lease().await.unwrap();
-    let writer = tokio::spawn(waiting.obtain("r").lease());
-    let third = tokio::spawn(permit(&waiting, 1).lease());
-    let other_group = tokio::spawn(waiting.obtain_all(["h", "i"]).lease());
-    all_wait(watched.primary()).await;
-    watched.wait_until_replicated();
-    let old = watched.kill_primary();
-    watched.wait_until_promoted(old);
+    on_a_steady_machine(async || {
+        let mut watched = Watched::start();
+        let (holding, waiting) = (
+            registry(&watched.url()).await,
+            registry(&watched.url()).await,
+        );
+        let permit = |locks: &LockRegistry, weight| locks.obtain("p").permits_of(3, weight);
+        let readers = [
+            holding.obtain("r").shared().lease().await.unwrap(),
+            waiting.obtain("r").shared().lease().await.unwrap(),
+        ];
+        let one = permit(&holding, 1).lease().await.unwrap();
+        let two = permit(&holding, 2).lease().await.unwrap();
+        let group = holding.obtain_all(["g", "h"]).lease().await.unwrap();
+        let writer = tokio::spawn(waiting.obtain("r").lease());
+        let third = tokio::spawn(permit(&waiting, 1).lease());
+        let other_group = tokio::spawn(waiting.obtain_all(["h", "i"]).lease());
+        all_wait(watched.primary()).await;
+        watched.wait_until_replicated();
+        let old = watched.kill_primary();
+        watched.wait_until_promoted(old);
 
-    let primary = watched.primary();
-    wait_until("both have found the new primary", BOUND, || {
-        callers(primary) == 2
-    })
-    .await;
-    all_wait(primary).await;
-    assert!(
-        readers
-            .iter()
-            .chain([&one, &two, &group])
-            .all(Lease::is_valid)
-    );
-    assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:r"]), 2);
-    assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:p"]), 3);
-    assert!(permit(&waiting, 1).lease_once().await.unwrap().is_none());
-    assert!(!writer.is_finished() && !third.is_finished() && !other_group.is_finished());
+        let primary = watched.primary();
+        wait_until("both have found the new primary", BOUND, || {
+            callers(primary) == 2
+        })
+        .await;
+        all_wait(primary).await;
+        assert!(
+            readers
+                .iter()
+                .chain([&one, &two, &group])
+                .all(Lease::is_valid)
+        );
+        assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:r"]), 2);
+        assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:p"]), 3);
+        assert!(permit(&waiting, 1).lease_once().await.unwrap().is_none());
+        assert!(!writer.is_finished() && !third.is_finished() && !other_group.is_finished());
 
-    let newest = readers.iter().map(Lease::token).max();
-    for reader in readers {
-        released(reader).await;
-    }
-    let writer = served(writer).await;
-    assert!(
-        Some(writer.token()) > newest,
-        "tokens grow through a fail-over"
-    );
-    released(two).await;
-    let third = served(third).await;
-    assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:p"]), 2);
-    released(group).await;
-    let other_group = served(other_group).await;
-    for lease in [writer, one, third, other_group] {
-        released(lease).await;
-    }
-    wait_until("nothing is left", BOUND, || {
-        holding.in_use() + waiting.in_use() == 0 && primary.keys("*") == ["lock:~fence"]
+        let newest = readers.iter().map(Lease::token).max();
+        for reader in readers {
+            released(reader).await;
+        }
+        let writer = served(writer).await;
+        assert!(
+            Some(writer.token()) > newest,
+            "tokens grow through a fail-over"
+        );
+        released(two).await;
+        let third = served(third).await;
+        assert_eq!(primary.ask::<u64>(&["ZCARD", "lock:p"]), 2);
+        released(group).await;
+        let other_group = served(other_group).await;
+        for lease in [writer, one, third, other_group] {
+            released(lease).await;
+        }
+        wait_until("nothing is left", BOUND, || {
+            holding.in_use() + waiting.in_use() == 0 && primary.keys("*") == ["lock:~fence"]
+        })
+        .await;
     })
     .await;
 }

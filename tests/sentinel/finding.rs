@@ -41,35 +41,38 @@ async fn wait_until_synced(replica: &RedisServer) {
 /// The sentinels' password and the servers' are not the same, and each gets its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sentinels_and_servers_with_passwords_of_their_own() {
-    let watched = Watched::start_with(Some(Passwords {
-        server: "for-servers",
-        sentinel: "for-sentinels",
-    }));
-    let url = watched.url();
-    let lease = registry(&url).await.obtain("k").lease().await.unwrap();
-    assert!(watched.primary().exists("lock:k"));
-    lease.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let watched = Watched::start_with(Some(Passwords {
+            server: "for-servers",
+            sentinel: "for-sentinels",
+        }));
+        let url = watched.url();
+        let lease = registry(&url).await.obtain("k").lease().await.unwrap();
+        assert!(watched.primary().exists("lock:k"));
+        lease.release().await.unwrap();
 
-    for (wrong, word) in [
-        (
-            url.replace("sentinel_password=", "sentinel_password=x"),
-            "authentication failed",
-        ),
-        (url.replace("//:for", "//:xfor"), "(primary of \"mine\""),
-        (url.split('?').next().unwrap().to_owned(), "(sentinel)"),
-    ] {
-        let error = RedisStore::connect(&*wrong).await.unwrap_err();
-        assert!(!error.is_retryable(), "{error}");
-        let told = format!("{error} {error:?}");
-        assert!(told.contains(word) && !told.contains("for-"), "{told}");
-    }
+        for (wrong, word) in [
+            (
+                url.replace("sentinel_password=", "sentinel_password=x"),
+                "authentication failed",
+            ),
+            (url.replace("//:for", "//:xfor"), "(primary of \"mine\""),
+            (url.split('?').next().unwrap().to_owned(), "(sentinel)"),
+        ] {
+            let error = RedisStore::connect(&*wrong).await.unwrap_err();
+            assert!(!error.is_retryable(), "{error}");
+            let told = format!("{error} {error:?}");
+            assert!(told.contains(word) && !told.contains("for-"), "{told}");
+        }
 
-    // Taken for a server.
-    let sentinel = watched.sentinels[0].port();
-    let url = format!("redis://:for-sentinels@127.0.0.1:{sentinel}/");
-    let locks = LockRegistry::connect(url).await.unwrap();
-    let told = chain(&locks.obtain("k").lease().await.unwrap_err());
-    assert!(told.contains("unknown command 'EVALSHA"), "{told}");
+        // Taken for a server.
+        let sentinel = watched.sentinels[0].port();
+        let url = format!("redis://:for-sentinels@127.0.0.1:{sentinel}/");
+        let locks = LockRegistry::connect(url).await.unwrap();
+        let told = chain(&locks.obtain("k").lease().await.unwrap_err());
+        assert!(told.contains("unknown command 'EVALSHA"), "{told}");
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -162,56 +165,59 @@ async fn a_service_that_no_sentinel_knows() {
 /// One sentinel is cut off from the others and goes on to send us to who was the primary: the next is asked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sentinel_that_is_wrong_is_not_believed() {
-    let (primary, replica) = pair();
-    wait_until_synced(&replica).await;
-    let (wrong, right) = (
-        Oracle::saying(replica.port()),
-        Oracle::saying(primary.port()),
-    );
-    // A random one is asked first. So this is repeated until it is the wrong one.
-    let error = loop {
-        if let Err(error) = RedisStore::connect(url(&[&wrong, &right])).await {
-            break error;
-        }
-    };
-    assert!(error.is_retryable(), "{error}");
-    let place = format!("127.0.0.1:{} (primary of \"mine\"", replica.port());
-    let told = error.to_string();
-    assert!(
-        told.contains(&place) && told.contains("not a primary"),
-        "{told}"
-    );
+    on_a_steady_machine(async || {
+        let (primary, replica) = pair();
+        wait_until_synced(&replica).await;
+        let (wrong, right) = (
+            Oracle::saying(replica.port()),
+            Oracle::saying(primary.port()),
+        );
+        // A random one is asked first. So this is repeated until it is the wrong one.
+        let error = loop {
+            if let Err(error) = RedisStore::connect(url(&[&wrong, &right])).await {
+                break error;
+            }
+        };
+        assert!(error.is_retryable(), "{error}");
+        let place = format!("127.0.0.1:{} (primary of \"mine\"", replica.port());
+        let told = error.to_string();
+        assert!(
+            told.contains(&place) && told.contains("not a primary"),
+            "{told}"
+        );
 
-    let locks = loop {
-        let asked = wrong.questions();
-        let store = RedisStore::connect_lazy(url(&[&wrong, &right])).unwrap();
-        let locks = LockRegistry::builder(store).build().unwrap();
+        let locks = loop {
+            let asked = wrong.questions();
+            let store = RedisStore::connect_lazy(url(&[&wrong, &right])).unwrap();
+            let locks = LockRegistry::builder(store).build().unwrap();
+            let lease = timeout(BOUND, locks.obtain("k").lease()).await;
+            let lease = lease.expect("the other is asked").unwrap();
+            assert!(primary.exists("lock:k"));
+            lease.release().await.unwrap();
+            if wrong.questions() > asked {
+                break locks;
+            }
+        };
+
+        // From then on it is the right one that is asked first.
+        let asked = (wrong.questions(), right.questions());
+        primary.client_kill_all();
         let lease = timeout(BOUND, locks.obtain("k").lease()).await;
-        let lease = lease.expect("the other is asked").unwrap();
-        assert!(primary.exists("lock:k"));
-        lease.release().await.unwrap();
-        if wrong.questions() > asked {
-            break locks;
-        }
-    };
+        lease
+            .expect("it is there")
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        assert_eq!(wrong.questions(), asked.0);
+        assert!(right.questions() > asked.1);
 
-    // From then on it is the right one that is asked first.
-    let asked = (wrong.questions(), right.questions());
-    primary.client_kill_all();
-    let lease = timeout(BOUND, locks.obtain("k").lease()).await;
-    lease
-        .expect("it is there")
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    assert_eq!(wrong.questions(), asked.0);
-    assert!(right.questions() > asked.1);
-
-    // Where replicas can be written to, their role alone gives them away.
-    replica.cmd(&["CONFIG", "SET", "replica-read-only", "no"]);
-    let error = RedisStore::connect(url(&[&wrong])).await.unwrap_err();
-    assert!(error.to_string().contains("not a primary"), "{error}");
+        // Where replicas can be written to, their role alone gives them away.
+        replica.cmd(&["CONFIG", "SET", "replica-read-only", "no"]);
+        let error = RedisStore::connect(url(&[&wrong])).await.unwrap_err();
+        assert!(error.to_string().contains("not a primary"), "{error}");
+    })
+    .await;
 }
 
 /// It sends us to a server that accepts connections and says nothing: the attempt beside that one asks another sentinel.
@@ -248,60 +254,66 @@ async fn an_attempt_beside_one_that_hangs_asks_another_sentinel() {
 /// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_that_takes_no_more_writes_is_left() {
-    let (old, new) = pair();
-    wait_until_synced(&new).await;
-    let oracle = Oracle::saying(old.port());
-    let url = url(&[&oracle]);
-    let (holding, waiting) = (registry(&url).await, registry(&url).await);
-    let lease = holding.obtain("k").lease().await.unwrap();
-    let token = lease.token();
-    wait_until("the replica has it", BOUND, || new.exists("lock:k")).await;
-    waiting.obtain("other").inspect().await.unwrap();
-    new.cmd(&["REPLICAOF", "NO", "ONE"]);
-    oracle.say(new.port());
-    old.cmd(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
-    // Refused where it was.
-    let waiter = tokio::spawn(waiting.obtain("k").lease());
-    let released = timeout(BOUND, lease.release()).await;
-    released.expect("a release ends").unwrap();
-    let next = timeout(BOUND, waiter).await.expect("it is served");
-    let next = next.unwrap().unwrap();
-    assert!(next.token() > token);
-    assert!(new.exists("lock:k"));
-    assert_eq!(new.channels().len(), 2, "both are there");
-    next.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let (old, new) = pair();
+        wait_until_synced(&new).await;
+        let oracle = Oracle::saying(old.port());
+        let url = url(&[&oracle]);
+        let (holding, waiting) = (registry(&url).await, registry(&url).await);
+        let lease = holding.obtain("k").lease().await.unwrap();
+        let token = lease.token();
+        wait_until("the replica has it", BOUND, || new.exists("lock:k")).await;
+        waiting.obtain("other").inspect().await.unwrap();
+        new.cmd(&["REPLICAOF", "NO", "ONE"]);
+        oracle.say(new.port());
+        old.cmd(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+        // Refused where it was.
+        let waiter = tokio::spawn(waiting.obtain("k").lease());
+        let released = timeout(BOUND, lease.release()).await;
+        released.expect("a release ends").unwrap();
+        let next = timeout(BOUND, waiter).await.expect("it is served");
+        let next = next.unwrap().unwrap();
+        assert!(next.token() > token);
+        assert!(new.exists("lock:k"));
+        assert_eq!(new.channels().len(), 2, "both are there");
+        next.release().await.unwrap();
+    })
+    .await;
 }
 
 /// The connection is lost while nobody needs it, so that nobody makes it again: its loss is told, and that the store is
 /// back when it is used next.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_first_use_after_a_fail_over_tells_that_the_store_is_back() {
-    let (mut old, new) = pair();
-    wait_until_synced(&new).await;
-    let oracle = Oracle::saying(old.port());
-    let locks = registry(&url(&[&oracle])).await;
-    let mut events = locks.events();
-    let mut told = async |is_up: bool| loop {
-        let event = timeout(BOUND, events.next()).await.expect("it is told");
-        match event.expect("the registry lives") {
-            LockEvent::StoreUp { .. } if is_up => break,
-            LockEvent::StoreDown { .. } if !is_up => break,
-            LockEvent::StoreUp { .. } | LockEvent::StoreDown { .. } => panic!("out of turn"),
-            _ => {}
-        }
-    };
-    let lease = locks.obtain("k").lease().await.unwrap();
-    told(true).await;
-    lease.release().await.unwrap();
-    wait_until("nothing is needed", BOUND, || locks.in_use() == 0).await;
+    on_a_steady_machine(async || {
+        let (mut old, new) = pair();
+        wait_until_synced(&new).await;
+        let oracle = Oracle::saying(old.port());
+        let locks = registry(&url(&[&oracle])).await;
+        let mut events = locks.events();
+        let mut told = async |is_up: bool| loop {
+            let event = timeout(BOUND, events.next()).await.expect("it is told");
+            match event.expect("the registry lives") {
+                LockEvent::StoreUp { .. } if is_up => break,
+                LockEvent::StoreDown { .. } if !is_up => break,
+                LockEvent::StoreUp { .. } | LockEvent::StoreDown { .. } => panic!("out of turn"),
+                _ => {}
+            }
+        };
+        let lease = locks.obtain("k").lease().await.unwrap();
+        told(true).await;
+        lease.release().await.unwrap();
+        wait_until("nothing is needed", BOUND, || locks.in_use() == 0).await;
 
-    new.cmd(&["REPLICAOF", "NO", "ONE"]);
-    oracle.say(new.port());
-    old.kill();
-    told(false).await;
-    assert_eq!(new.channels().len(), 0, "nobody is there yet");
-    let lease = locks.obtain("k").lease().await.unwrap();
-    assert!(new.exists("lock:k"));
-    told(true).await;
-    lease.release().await.unwrap();
+        new.cmd(&["REPLICAOF", "NO", "ONE"]);
+        oracle.say(new.port());
+        old.kill();
+        told(false).await;
+        assert_eq!(new.channels().len(), 0, "nobody is there yet");
+        let lease = locks.obtain("k").lease().await.unwrap();
+        assert!(new.exists("lock:k"));
+        told(true).await;
+        lease.release().await.unwrap();
+    })
+    .await;
 }
