@@ -144,7 +144,13 @@ pub(crate) async fn attempt(
         return Err(error);
     }
     let left = within.saturating_sub(began.elapsed());
-    tell_of_wait(messages, lock, longest, lock.lease_within(left)).await
+    let mut lease = tell_of_wait(messages, lock, longest, lock.lease_within(left)).await;
+    if let Err(LockError::NotAcquired { waited, .. }) = &mut lease
+        && !within.is_zero()
+    {
+        *waited = began.elapsed();
+    }
+    lease
 }
 
 /// How many holders are told by name.
