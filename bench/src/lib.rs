@@ -47,8 +47,6 @@ mod worker;
 
 use std::process::ExitCode;
 
-use options::Wish;
-
 /// The whole program: the bench, or one of its workers.
 ///
 /// It fails if the arguments are not understood, the server cannot be had, a file cannot be
@@ -58,14 +56,10 @@ pub fn main() -> ExitCode {
     if args.first().is_some_and(|arg| arg == worker::FLAG) {
         return be_a_worker();
     }
-    let done = match options::parse(args) {
-        Ok(Wish::Run(options)) => run::run(&options),
-        Ok(Wish::Redraw) => speed::make(),
-        Ok(Wish::Help) => {
-            println!("{}", options::HELP);
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => Err(format!("{error}\n\n{}", options::HELP)),
+    let options = options::parse(args).unwrap_or_else(|error| error.exit());
+    let done = match options.redraw {
+        true => speed::make(),
+        false => run::run(&options),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -88,7 +82,7 @@ pub fn peer(words: Vec<String>) {
 
 /// Measures lockstream beside libraries of other languages: the program `peers`, with `--help` for what can be said.
 pub fn compare() -> ExitCode {
-    peers::main(std::env::args().skip(1))
+    peers::main()
 }
 
 fn be_a_worker() -> ExitCode {

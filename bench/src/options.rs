@@ -1,176 +1,122 @@
 //! What the command line says.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Error, Parser, value_parser};
 
 use crate::libs::Lib;
 use crate::scenarios::Scenario;
 use crate::target::Store;
 
-pub(crate) const HELP: &str = "\
-Measures lockstream beside its peers, on a server of its own.
-
-usage: cargo bench -p lockstream-bench --bench scenarios -- [SCENARIO…] [OPTION…]
-
-  SCENARIO…     those to run; all, if none is named
-  --store NAME  on which server (redis; redis or postgres)
-  --secs N      how long each round of each library is measured, in seconds (2; 0.1 to 60)
-  --rounds N    how many rounds, the libraries taking turns in each (3; 1 to 100)
-  --libs A,B    which libraries (lockstream,bare,rslock,async-redis-lock; on PostgreSQL
-                lockstream,sqlx-advisory,polled-table)
-  --round-trip MS
-                what clients of a cluster wait for an answer at the least (1; 0 to 100)
-  --hold SECS   how long cluster-100k holds its leases (60; 1 to 600)
-  --json FILE   writes everything there, every round of it
-  --plot DIR    draws charts there, as SVG, of a run on Redis
-  --page        makes docs/speed.json, docs/speed.svg and the table in docs/speed.md of this run, which must
-                be a whole one
-  --redraw      makes the latter two of docs/speed.json again, and runs nothing
-  --help        says this
-
-It prints `SCENARIO LIB FIGURE VALUE UNIT`, VALUE being the median of the rounds, and FIGURE-spread
-how far the rounds were apart, in percent of it; and at the end `ratio NAME VALUE GOAL`,
-GOAL being `reached` or `missed` and what was to be reached.";
-
-#[derive(Clone, Debug, PartialEq)]
+/// Measures lockstream beside its peers, on a server of its own.
+///
+/// It prints `SCENARIO LIB FIGURE VALUE UNIT`, VALUE being the median of the rounds, and FIGURE-spread how far the rounds
+/// were apart, in percent of it; and at the end `ratio NAME VALUE GOAL`, GOAL being `reached` or `missed` and what was to
+/// be reached.
+#[derive(Clone, Debug, PartialEq, Parser)]
+#[command(bin_name = "cargo bench -p lockstream-bench --bench scenarios --")]
 pub(crate) struct Options {
-    pub(crate) store: Store,
+    /// Those to run; all, if none is named.
+    #[arg(value_name = "SCENARIO", value_parser = named("scenario", &Scenario::ALL, Scenario::name))]
     pub(crate) scenarios: Vec<Scenario>,
+    /// On which server: redis or postgres.
+    #[arg(long, value_name = "NAME", default_value = "redis", value_parser = named("store", &Store::ALL, Store::name))]
+    pub(crate) store: Store,
+    /// Which libraries; all of the store, if none is named.
+    #[arg(long, value_name = "A,B", value_delimiter = ',', value_parser = named("library", &Lib::ALL, Lib::name))]
     pub(crate) libs: Vec<Lib>,
+    /// How long each round of each library is measured, in seconds.
+    #[arg(long, value_name = "N", default_value = "2", value_parser = number(0.1..=60.0))]
     pub(crate) secs: f64,
-    pub(crate) rounds: usize,
-    /// In milliseconds, to a cluster.
+    /// How many rounds, the libraries taking turns in each.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = value_parser!(u8).range(1..=100))]
+    pub(crate) rounds: u8,
+    /// What clients of a cluster wait for an answer at the least, in milliseconds.
+    #[arg(long, value_name = "MS", default_value = "1", value_parser = number(0.0..=100.0), allow_negative_numbers = true)]
     pub(crate) round_trip: f64,
-    /// In seconds.
+    /// How long `cluster-100k` holds its leases, in seconds.
+    #[arg(long, value_name = "SECS", default_value = "60", value_parser = number(1.0..=600.0))]
     pub(crate) hold: f64,
+    /// Writes everything there, every round of it.
+    #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Draws charts there, as SVG, of a run on Redis.
+    #[arg(long, value_name = "DIR")]
     pub(crate) plot: Option<PathBuf>,
+    /// Makes docs/speed.json, docs/speed.svg and the table in docs/speed.md of this run, which must be a whole one.
+    #[arg(long, conflicts_with_all = ["scenarios", "libs"])]
     pub(crate) page: bool,
+    /// Makes the latter two of docs/speed.json again, and runs nothing.
+    #[arg(long)]
+    pub(crate) redraw: bool,
+    /// Cargo says this to every bench.
+    #[arg(long, hide = true)]
+    bench: bool,
 }
 
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Wish {
-    Run(Options),
-    Redraw,
-    Help,
-}
-
-pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Wish, String> {
-    let mut args = args.into_iter();
-    let mut named_libs = None;
-    let mut options = Options {
-        store: Store::Redis,
-        scenarios: Vec::new(),
-        libs: Vec::new(),
-        secs: 2.0,
-        rounds: 3,
-        round_trip: 1.0,
-        hold: 60.0,
-        json: None,
-        plot: None,
-        page: false,
-    };
-    while let Some(arg) = args.next() {
-        let (name, joined) = match arg.split_once('=') {
-            Some((name, value)) if name.starts_with("--") => (name, Some(value.to_owned())),
-            _ => (arg.as_str(), None),
-        };
-        let mut value = || {
-            let value = joined.clone().or_else(|| args.next());
-            value.ok_or_else(|| format!("{name} wants a value"))
-        };
-        match name {
-            // Cargo says this to every bench.
-            "--bench" => {}
-            "--page" => options.page = true,
-            "--redraw" => return Ok(Wish::Redraw),
-            "--help" | "-h" => return Ok(Wish::Help),
-            "--secs" => options.secs = number(name, &value()?, 0.1..=60.0)?,
-            "--round-trip" => options.round_trip = number(name, &value()?, 0.0..=100.0)?,
-            "--hold" => options.hold = number(name, &value()?, 1.0..=600.0)?,
-            "--rounds" => options.rounds = whole(name, &value()?, 1..=100)?,
-            "--libs" => named_libs = Some(value()?),
-            "--store" => {
-                let found = one_of("store", &value()?, &Store::ALL.map(Store::name))?;
-                options.store = Store::ALL[found];
-            }
-            "--json" => options.json = Some(PathBuf::from(value()?)),
-            "--plot" => options.plot = Some(PathBuf::from(value()?)),
-            _ if name.starts_with('-') => return Err(format!("there is no option {name}")),
-            _ => {
-                let known = Scenario::ALL.map(Scenario::name);
-                let found = one_of("scenario", name, &known)?;
-                push_new(&mut options.scenarios, Scenario::ALL[found]);
-            }
+pub(crate) fn parse(args: impl IntoIterator<Item = String>) -> Result<Options, Error> {
+    let name = "scenarios".to_owned();
+    let mut options = Options::try_parse_from(std::iter::once(name).chain(args))?;
+    let refused = |why: String| Err(Options::command().error(ErrorKind::ValueValidation, why));
+    let (libs, scenarios) = (Lib::of(options.store), Scenario::on(options.store));
+    if options.store != Store::Redis {
+        let of_redis = [(options.plot.is_some(), "--plot"), (options.page, "--page")];
+        if let Some((_, option)) = of_redis.iter().find(|(is_said, _)| *is_said) {
+            return refused(format!("{option} is of runs on Redis"));
         }
     }
-    let (libs, scenarios) = (Lib::of(options.store), Scenario::on(options.store));
-    options.libs = match &named_libs {
-        Some(names) => libs_named(names, libs)?,
-        None => libs.to_vec(),
-    };
-    if options.plot.is_some() && options.store != Store::Redis {
-        return Err("--plot draws runs on Redis".to_owned());
-    }
-    let is_whole = options.scenarios.is_empty()
-        && libs.iter().all(|lib| options.libs.contains(lib))
-        && options.store == Store::Redis;
-    if options.page && !is_whole {
-        return Err(
-            "--page is of a whole run on Redis, with every scenario and library".to_owned(),
-        );
+    let store = options.store.name();
+    if let Some(other) = options.libs.iter().find(|it| !libs.contains(it)) {
+        return refused(format!("{} has no locks in {store}", other.name()));
     }
     if let Some(other) = options.scenarios.iter().find(|it| !scenarios.contains(it)) {
-        let (name, store) = (other.name(), options.store.name());
-        return Err(format!("{name} is not a scenario of --store {store}"));
+        let name = other.name();
+        return refused(format!("{name} is not a scenario of --store {store}"));
     }
-    if options.scenarios.is_empty() {
-        options.scenarios = scenarios;
-    }
-    Ok(Wish::Run(options))
+    options.libs = all_or(&options.libs, libs);
+    options.scenarios = all_or(&options.scenarios, &scenarios);
+    Ok(options)
 }
 
-fn libs_named(names: &str, all: &[Lib]) -> Result<Vec<Lib>, String> {
-    let known: Vec<_> = all.iter().map(|lib| lib.name()).collect();
-    let mut libs = Vec::new();
-    for name in names.split(',') {
-        push_new(&mut libs, all[one_of("library", name.trim(), &known)?]);
-    }
-    Ok(libs)
-}
-
-fn one_of(what: &str, name: &str, known: &[&str]) -> Result<usize, String> {
-    let found = known.iter().position(|one| *one == name);
-    found.ok_or_else(|| {
-        let known = known.join(", ");
-        format!("there is no {what} {name:?}; there are: {known}")
-    })
-}
-
-fn push_new<T: PartialEq>(list: &mut Vec<T>, one: T) {
-    if !list.contains(&one) {
-        list.push(one);
-    }
-}
-
-fn number(name: &str, text: &str, range: std::ops::RangeInclusive<f64>) -> Result<f64, String> {
-    let number: f64 = text.parse().unwrap_or(f64::NAN);
-    let (least, most) = (range.start(), range.end());
-    if range.contains(&number) {
-        Ok(number)
-    } else {
-        Err(format!("{name} is {text}, and goes from {least} to {most}"))
-    }
-}
-
-fn whole(name: &str, text: &str, range: std::ops::RangeInclusive<usize>) -> Result<usize, String> {
-    match text.parse::<usize>() {
-        Ok(number) if range.contains(&number) => Ok(number),
-        _ => {
-            let (least, most) = (range.start(), range.end());
-            Err(format!(
-                "{name} is {text}, and is a whole number from {least} to {most}"
-            ))
+/// What was named, once each; all, if nothing was.
+fn all_or<T: Copy + PartialEq>(named: &[T], all: &[T]) -> Vec<T> {
+    let mut once = Vec::new();
+    for one in if named.is_empty() { all } else { named } {
+        if !once.contains(one) {
+            once.push(*one);
         }
+    }
+    once
+}
+
+/// One of those with a name.
+pub(crate) fn named<T: Copy + Send + Sync>(
+    what: &'static str,
+    all: &'static [T],
+    name: impl Fn(T) -> &'static str + Clone + Send + Sync,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
+    move |said| {
+        let found = all.iter().find(|one| name(**one) == said);
+        found.copied().ok_or_else(|| {
+            let known: Vec<_> = all.iter().map(|one| name(*one)).collect();
+            format!(
+                "there is no {what} {said:?}; there are: {}",
+                known.join(", ")
+            )
+        })
+    }
+}
+
+/// A number from the first to the last of these.
+pub(crate) fn number(
+    range: RangeInclusive<f64>,
+) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
+    move |said| {
+        let number = said.parse().ok().filter(|number| range.contains(number));
+        let (least, most) = (range.start(), range.end());
+        number.ok_or_else(|| format!("it is a number from {least} to {most}"))
     }
 }
 
@@ -178,15 +124,12 @@ fn whole(name: &str, text: &str, range: std::ops::RangeInclusive<usize>) -> Resu
 mod tests {
     use super::*;
 
-    fn say(line: &str) -> Result<Wish, String> {
+    fn say(line: &str) -> Result<Options, Error> {
         parse(line.split_whitespace().map(str::to_owned))
     }
 
     fn options(line: &str) -> Options {
-        match say(line) {
-            Ok(Wish::Run(options)) => options,
-            other => panic!("{line}: {other:?}"),
-        }
+        say(line).unwrap_or_else(|error| panic!("{line}: {error}"))
     }
 
     #[test]
@@ -224,7 +167,7 @@ mod tests {
         let all = options("--page --secs 1");
         assert!(all.page && !options("").page);
         assert_eq!(all.scenarios, Scenario::ALL);
-        assert_eq!(say("--redraw"), Ok(Wish::Redraw));
+        assert!(options("--redraw").redraw);
     }
 
     #[test]
@@ -249,7 +192,7 @@ mod tests {
             ("--store postgres far-1", "far-1"),
             ("--store postgres --libs bare", "bare"),
         ] {
-            let error = say(line).expect_err(line);
+            let error = say(line).expect_err(line).to_string();
             assert!(error.contains(names), "{line}: {error}");
         }
     }

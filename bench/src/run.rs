@@ -32,7 +32,7 @@ pub(crate) fn run(options: &Options) -> Outcome<()> {
     }
     let mut all = Report {
         secs: options.secs,
-        rounds: options.rounds,
+        rounds: usize::from(options.rounds),
         store: options.store,
         server: server.version().to_owned(),
         flush,
@@ -93,7 +93,7 @@ fn run_scenario(scenario: Scenario, options: &Options, server: &mut Target) -> V
     let rounds = if scenario.is_ours_alone() {
         1
     } else {
-        options.rounds
+        usize::from(options.rounds)
     };
     for number in 1..=rounds {
         for entry in &mut entries {

@@ -48,6 +48,15 @@ pub(crate) enum Lib {
 }
 
 impl Lib {
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Lockstream,
+        Self::Bare,
+        Self::Rslock,
+        Self::AsyncRedisLock,
+        Self::SqlxAdvisory,
+        Self::PolledTable,
+    ];
+
     /// Those that keep locks in Redis, in the order in which each round runs them.
     pub(crate) const ON_REDIS: [Self; 4] = [
         Self::Lockstream,

@@ -22,68 +22,85 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::{Parser, value_parser};
 use languages::{Language, PEERS, Peer};
 use scenarios::{Figures, Round, SCENARIOS, Scenario};
 
 use crate::libs::{Outcome, told};
+use crate::options::{named, number};
 use crate::page;
 use crate::target::{Store, Target};
 use results::Results;
 use show::{draw, tables};
 
-const HELP: &str = "\
-Measures lockstream beside other libraries of locks, in the languages that are here, on a server of its own.
-
-usage: cargo run --release -p lockstream-bench --bin peers -- [OPTION…]
-
-  --only A,B      these peers; all, if none is named
-  --scenario A,B  these scenarios; all, if none is named
-  --list          says which there are, and runs nothing
-  --rounds N      how many rounds, the peers taking turns in each (3; 1 to 20)
-  --secs N        how long each round of a scenario with many turns is measured, in seconds (3; 0.1 to 60)
-  --hold N        how long `held` holds its locks, in seconds (60; 1 to 600)
-  --json FILE     writes everything there, every round of it, after each scenario
-  --tables FILE   writes the tables there, as Markdown
-  --plot FILE     draws a picture there, as SVG
-  --pages         puts a run of all scenarios and peers into docs/peers.json, and shows it in docs/peers.md and README.md
-  --from FILE     makes no run, and shows the one in this file, which --json wrote
-  --help          says this
-
-What a language needs and is not here is said, and its peers are left out. A peer that hangs or fails is shown so.";
-
+/// Measures lockstream beside other libraries of locks, in the languages that are here, on a server of its own.
+///
+/// What a language needs and is not here is said, and its peers are left out. A peer that hangs or fails is shown so.
+#[derive(Debug, Parser)]
+#[command(bin_name = "cargo run --release -p lockstream-bench --bin peers --")]
 struct Options {
+    /// These peers; all, if none is named.
+    #[arg(long = "only", value_name = "A,B", value_delimiter = ',', value_parser = named("peer", &PEERS, |peer| peer.name))]
     peers: Vec<Peer>,
-    scenarios: Vec<Scenario>,
-    rounds: usize,
+    /// These scenarios; all, if none is named.
+    #[arg(long = "scenario", value_name = "A,B", value_delimiter = ',', value_parser = named("scenario", &SCENARIOS, |it| it.1))]
+    scenarios: Vec<(Scenario, &'static str, &'static str)>,
+    /// Says which there are, and runs nothing.
+    #[arg(long)]
+    list: bool,
+    /// How many rounds, the peers taking turns in each.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = value_parser!(u8).range(1..=20))]
+    rounds: u8,
+    /// How long each round of a scenario with many turns is measured, in seconds.
+    #[arg(long, value_name = "N", default_value = "3", value_parser = number(0.1..=60.0))]
     secs: f64,
+    /// How long `held` holds its locks, in seconds.
+    #[arg(long, value_name = "N", default_value = "60", value_parser = number(1.0..=600.0))]
     hold: f64,
+    /// Writes everything there, every round of it, after each scenario.
+    #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Writes the tables there, as Markdown.
+    #[arg(long, value_name = "FILE")]
     tables: Option<PathBuf>,
+    /// Draws a picture there, as SVG.
+    #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    /// Puts a run of all scenarios and peers into docs/peers.json, and shows it in docs/peers.md and README.md.
+    #[arg(long, conflicts_with_all = ["peers", "scenarios"])]
     pages: bool,
+    /// Makes no run, and shows the one in this file, which --json wrote.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["peers", "rounds", "secs", "hold", "json"])]
     from: Option<PathBuf>,
 }
 
-enum Wish {
-    Run(Options),
-    List,
-    Help,
+impl Options {
+    fn peers(&self) -> &[Peer] {
+        if self.peers.is_empty() {
+            &PEERS
+        } else {
+            &self.peers
+        }
+    }
+
+    fn scenarios(&self) -> Vec<Scenario> {
+        let all = &SCENARIOS[..];
+        let scenarios = if self.scenarios.is_empty() {
+            all
+        } else {
+            &self.scenarios
+        };
+        scenarios.iter().map(|(scenario, ..)| *scenario).collect()
+    }
 }
 
-pub(crate) fn main(args: impl Iterator<Item = String>) -> ExitCode {
-    let done = match parse(args) {
-        Ok(Wish::Run(options)) => run(&options),
-        Ok(Wish::List) => {
-            list();
-            Ok(true)
-        }
-        Ok(Wish::Help) => {
-            println!("{HELP}");
-            Ok(true)
-        }
-        Err(error) => Err(format!("{error}\n\n{HELP}")),
-    };
-    match done {
+pub(crate) fn main() -> ExitCode {
+    let options = Options::parse();
+    if options.list {
+        list();
+        return ExitCode::SUCCESS;
+    }
+    match run(&options) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
             eprintln!("lockstream failed at a scenario");
@@ -94,97 +111,6 @@ pub(crate) fn main(args: impl Iterator<Item = String>) -> ExitCode {
             ExitCode::from(2)
         }
     }
-}
-
-fn parse(args: impl Iterator<Item = String>) -> Outcome<Wish> {
-    let mut options = Options {
-        peers: PEERS.to_vec(),
-        scenarios: SCENARIOS.iter().map(|(scenario, ..)| *scenario).collect(),
-        rounds: 3,
-        secs: 3.0,
-        hold: 60.0,
-        json: None,
-        tables: None,
-        plot: None,
-        pages: false,
-        from: None,
-    };
-    let (mut args, mut of_a_run) = (args, None);
-    while let Some(name) = args.next() {
-        if matches!(&*name, "--help" | "-h") {
-            return Ok(Wish::Help);
-        }
-        if name == "--list" {
-            return Ok(Wish::List);
-        }
-        if name == "--pages" {
-            options.pages = true;
-            continue;
-        }
-        if ![
-            "--only",
-            "--scenario",
-            "--rounds",
-            "--secs",
-            "--hold",
-            "--json",
-            "--tables",
-            "--plot",
-            "--from",
-        ]
-        .contains(&&*name)
-        {
-            return Err(format!("there is no {name:?}"));
-        }
-        let value = args.next().ok_or_else(|| format!("{name} wants a value"))?;
-        let number = |least: f64, most: f64| {
-            let number = value
-                .parse()
-                .ok()
-                .filter(|number| (least..=most).contains(number));
-            number.ok_or_else(|| {
-                format!("{name} wants a number from {least} to {most}, not {value:?}")
-            })
-        };
-        match &*name {
-            "--only" => {
-                let find = |name: &str| PEERS.into_iter().find(|peer| peer.name == name);
-                options.peers = named(&value, "peer", find)?;
-            }
-            "--scenario" => {
-                let find = |name: &str| {
-                    SCENARIOS
-                        .iter()
-                        .find(|(_, its, _)| *its == name)
-                        .map(|found| found.0)
-                };
-                options.scenarios = named(&value, "scenario", find)?;
-            }
-            "--rounds" => options.rounds = number(1.0, 20.0)? as usize,
-            "--secs" => options.secs = number(0.1, 60.0)?,
-            "--hold" => options.hold = number(1.0, 600.0)?,
-            "--json" => options.json = Some(value.into()),
-            "--tables" => options.tables = Some(value.into()),
-            "--plot" => options.plot = Some(value.into()),
-            _ => options.from = Some(value.into()),
-        }
-        if ["--only", "--rounds", "--secs", "--hold", "--json"].contains(&&*name) {
-            of_a_run = Some(name);
-        }
-    }
-    if let (Some(name), Some(_)) = (of_a_run, &options.from) {
-        return Err(format!("--from makes no run, for which {name} would be"));
-    }
-    let is_whole = options.peers.len() == PEERS.len() && options.scenarios.len() == SCENARIOS.len();
-    if options.pages && !is_whole {
-        return Err("--pages is of a run with every scenario and peer".to_owned());
-    }
-    Ok(Wish::Run(options))
-}
-
-fn named<T>(names: &str, kind: &str, find: impl Fn(&str) -> Option<T>) -> Outcome<Vec<T>> {
-    let find = |name| find(name).ok_or_else(|| format!("there is no {kind} {name:?}: see --list"));
-    names.split(',').map(find).collect()
 }
 
 fn list() {
@@ -247,7 +173,7 @@ fn run(options: &Options) -> Outcome<bool> {
         Some(file) => Results::read(file)?,
         None => measure(options)?,
     };
-    let tables = tables(&results, &options.scenarios);
+    let tables = tables(&results, &options.scenarios());
     println!("{tables}");
     if let Some(path) = &options.tables {
         page::write(path, &tables)?;
@@ -272,7 +198,7 @@ fn measure(options: &Options) -> Outcome<Results> {
     let mut languages: Vec<(Language, Outcome<Vec<String>>)> = Vec::new();
     let mut left_out = Vec::new();
     let mut peers: Vec<Built> = Vec::new();
-    for peer in &options.peers {
+    for peer in options.peers() {
         if !languages
             .iter()
             .any(|(language, _)| *language == peer.language)
@@ -299,7 +225,8 @@ fn measure(options: &Options) -> Outcome<Results> {
     let mut postgres = start(Store::Postgres)?;
     let targets = [&redis, &postgres].into_iter().flatten();
     let servers: Vec<_> = targets.map(|target| target.version().to_owned()).collect();
-    let mut results = Results::new(&servers, options.rounds, options.secs);
+    let rounds = usize::from(options.rounds);
+    let mut results = Results::new(&servers, rounds, options.secs);
     for (peer, reason) in left_out {
         results.leave_out(peer, &reason);
     }
@@ -310,15 +237,15 @@ fn measure(options: &Options) -> Outcome<Results> {
             .as_ref()
             .map_or(Ok(()), |path| results.write(path))
     };
-    let begin = Instant::now();
-    let all = options.rounds * options.scenarios.len();
-    for round in 0..options.rounds {
-        for (at, scenario) in options.scenarios.iter().enumerate() {
-            let done = round * options.scenarios.len() + at;
+    let (begin, scenarios) = (Instant::now(), options.scenarios());
+    let all = rounds * scenarios.len();
+    for round in 0..rounds {
+        for (at, scenario) in scenarios.iter().enumerate() {
+            let done = round * scenarios.len() + at;
             eprintln!(
                 "round {} of {}: {} ({done} of {all}, {:.0?})",
                 round + 1,
-                options.rounds,
+                rounds,
                 scenario.name(),
                 begin.elapsed()
             );
