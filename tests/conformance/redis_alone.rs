@@ -418,7 +418,7 @@ pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make
 /// The server comes back without its data. Whoever held a key learns of it long before the ttl is over.
 pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<impl Make>) {
     let [here, there] = w.registries().await;
-    let lock = here.obtain("k").ttl(ms(30_000));
+    let lock = here.obtain("k").ttl(ms(120_000));
     let mut work = Box::pin(pending::<()>().with_lock(&lock));
     let other = there.obtain("k");
     while !is_held(&other).await {
@@ -430,7 +430,7 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
     waiting(&there.obtain("k"), 1).await;
     // However they are renewed, if at all.
     let renewed = async |key, renewal| {
-        let lock = here.obtain(key).ttl(ms(30_000)).renewal(renewal);
+        let lock = here.obtain(key).ttl(ms(120_000)).renewal(renewal);
         lock.lease().await.unwrap()
     };
     let renewed = [
