@@ -113,13 +113,15 @@ impl Asking<'_> {
     }
 
     async fn try_once(self, within: Duration) -> Result<Lease, Failure> {
+        let began = Instant::now();
         // Whoever shares the lock with a command around it may have it at once. If not, what is in the way may wait for
         // that command.
         let around = match within.is_zero() {
             true => None,
             false => held_around(self.registry, self.keys).await,
         };
-        let within = around.as_ref().map_or(within, |_| Duration::ZERO);
+        let left = within.saturating_sub(began.elapsed());
+        let within = around.as_ref().map_or(left, |_| Duration::ZERO);
         let lease = attempt(self.messages, self.lock, within, self.longest).await;
         lease.map_err(|error| match around {
             Some(key) if error.is_not_acquired() => refusal(&key),

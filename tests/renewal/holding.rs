@@ -148,7 +148,7 @@ async fn at_most_so_many_renewals_however_often_the_wire_breaks() {
             };
             assert!(begin.elapsed() < most + BOUND, "it is renewed for ever");
         }
-        assert!(begin.elapsed() <= most + LATE, "{:?}", begin.elapsed());
+        assert!(begin.elapsed() <= most + ms(600), "{:?}", begin.elapsed());
         drop(lease);
         nothing_left(&server, &[&locks]).await;
     })
