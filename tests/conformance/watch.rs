@@ -371,14 +371,22 @@ pub(crate) fn told_until<'a>(
     }
 }
 
-/// Fails unless these are the events, by name. That the store is up is told at one time or another, and left out.
+/// Fails unless these are the events, by name. That the store is up is told at one time or another, and left out. So is the
+/// renewal of a lease that was long in coming, to last as long as was asked for (W3): a busy machine may see one.
 #[track_caller]
 pub(crate) fn assert_names<'a>(told: impl IntoIterator<Item = &'a LockEvent>, expected: &[&str]) {
     let names: Vec<_> = told.into_iter().map(name).collect();
-    let names: Vec<_> = names
+    let mut names: Vec<_> = names
         .into_iter()
         .filter(|name| *name != "store up")
         .collect();
+    let begins = names.iter().position(|name| *name == "acquired");
+    if let Some(at) = begins.map(|at| at + 1)
+        && names.get(at) == Some(&"renewed")
+        && expected.get(at) != Some(&"renewed")
+    {
+        names.remove(at);
+    }
     assert_eq!(names, expected);
 }
 
