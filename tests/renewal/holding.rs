@@ -9,9 +9,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::support::{RedisServer, on_a_steady_machine, wait_until};
-use crate::{
-    BOUND, LATE, assert_took, counted_lease, ms, nothing_left, registry, renewals, usable,
-};
+use crate::{BOUND, assert_took, counted_lease, ms, nothing_left, registry, renewals, usable};
 
 /// For how long its key is kept says nothing of how long a lease lasts: it has its own ttl, and outlasts a pause of the
 /// server that is shorter.
