@@ -116,7 +116,7 @@ pub(crate) fn number(
     move |said| {
         let number = said.parse().ok().filter(|number| range.contains(number));
         let (least, most) = (range.start(), range.end());
-        number.ok_or_else(|| format!("it is a number from {least} to {most}"))
+        number.ok_or_else(|| format!("a number from {least} to {most} is wanted"))
     }
 }
 

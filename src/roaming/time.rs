@@ -12,7 +12,7 @@ use tokio::time::{self, Instant};
 
 use super::Spot;
 
-/// A timer's least time.
+/// What tokio's timers count in.
 const TICK: Duration = Duration::from_millis(1);
 
 #[pin_project]
@@ -21,7 +21,7 @@ pub(crate) struct Sleep {
     timer: time::Sleep,
     /// Where the timer is registered.
     spot: Spot,
-    /// So often it is put off by a tick.
+    /// By how many ticks it is still to be put off, one after the other.
     delays: u8,
 }
 
@@ -65,8 +65,8 @@ impl Future for Sleep {
         if this.spot.has_moved() {
             let deadline = this.timer.deadline();
             this.timer.set(time::sleep_until(deadline));
-            // The sockets move, too. What they have to read is known here once the runtime has asked for it: it does so
-            // each time before it looks at its timers. The first time it may have asked already.
+            // The sockets move, too, and an answer that one of them has counts. In each turn the runtime's driver polls
+            // sockets first, and then timers. Another thread may be between the two now, so it takes a second turn.
             let is_over = deadline < Instant::now() + TICK;
             *this.delays = if is_over { 2 } else { 0 };
         }
