@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use tokio::time::timeout;
 
 use super::caller::{Caller, Peers};
 use super::core::Engine;
 use super::failure::CallerHandle;
 use crate::base::clock::Moment;
 use crate::base::{Clock, Holder, LossCause, OnFinish, Pauses, StoreError, Token};
+use crate::roaming::time::timeout;
 use crate::store::contract::{Answer, Op, Outcome, Owner};
 use crate::turnstile::{EndMode, Holding, Waiter};
 

@@ -15,21 +15,33 @@ use super::Spot;
 /// What tokio's timers count in.
 const TICK: Duration = Duration::from_millis(1);
 
+/// A timer that comes so long after its time is late: the process was stopped, or its runtime was busy, or it moved.
+const LATE: Duration = Duration::from_millis(2);
+
+/// In each turn a runtime's driver asks the sockets, and then looks at the timers. Another thread may be between the two
+/// now, so it takes a second turn until all that had come to the sockets was seen.
+const TURNS: u8 = 2;
+
+/// If it is late, it ends when what has come to sockets meanwhile was seen: that counts, though its time is over.
 #[pin_project]
 pub(crate) struct Sleep {
+    /// Set to the deadline, and then for each turn that it is put off.
     #[pin]
     timer: time::Sleep,
     /// Where the timer is registered.
     spot: Spot,
-    /// By how many ticks it is still to be put off, one after the other.
-    delays: u8,
+    /// Or when it was set, if that was later.
+    deadline: Instant,
+    /// How many turns it was put off.
+    turns: u8,
 }
 
 pub(crate) fn sleep_until(deadline: Instant) -> Sleep {
     Sleep {
         timer: time::sleep_until(deadline),
         spot: Spot::here(),
-        delays: 0,
+        deadline: deadline.max(Instant::now()),
+        turns: 0,
     }
 }
 
@@ -46,14 +58,15 @@ fn after(duration: Duration) -> Instant {
 impl Sleep {
     #[cfg(feature = "postgres")]
     pub(crate) fn deadline(&self) -> Instant {
-        self.timer.deadline()
+        self.deadline
     }
 
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn reset(self: Pin<&mut Self>, deadline: Instant) {
         let this = self.project();
-        *this.delays = 0;
         this.timer.reset(deadline);
+        *this.deadline = deadline.max(Instant::now());
+        *this.turns = 0;
     }
 }
 
@@ -63,20 +76,20 @@ impl Future for Sleep {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
         if this.spot.has_moved() {
-            let deadline = this.timer.deadline();
-            this.timer.set(time::sleep_until(deadline));
-            // The sockets move, too, and an answer that one of them has counts. In each turn the runtime's driver polls
-            // sockets first, and then timers. Another thread may be between the two now, so it takes a second turn.
-            let is_over = deadline < Instant::now() + TICK;
-            *this.delays = if is_over { 2 } else { 0 };
+            let next = this.timer.deadline();
+            this.timer.set(time::sleep_until(next));
         }
         loop {
             ready!(this.timer.as_mut().poll(cx));
-            if *this.delays == 0 {
+            let now = Instant::now();
+            let is_late = *this.turns > 0 || now >= *this.deadline + LATE;
+            if !is_late || *this.turns == TURNS {
+                // Also when it is polled again.
+                *this.turns = TURNS;
                 return Poll::Ready(());
             }
-            *this.delays -= 1;
-            this.timer.as_mut().reset(Instant::now() + TICK);
+            *this.turns += 1;
+            this.timer.as_mut().reset(now + TICK);
         }
     }
 }

@@ -14,8 +14,9 @@ use std::time::Instant;
 use futures::future::join_all;
 use lock_server::{BOUND, LockServer, registry_builder, wait_for_queue};
 use lockstream::LockRegistry;
-use support::{Role, Worker, ms, wait_until};
+use support::{Proxy, RedisServer, Role, Way, Worker, ms, on_a_steady_machine, wait_until};
 use tokio::time::{sleep, timeout};
+use workers::ANSWER_WITHIN;
 
 async fn registry(url: &str) -> LockRegistry {
     registry_builder(url).await.build().unwrap()
@@ -44,6 +45,35 @@ on_each_server! {
         groups_of_two_processes_do_not_deadlock,
         consumers_that_are_killed_and_stopped_do_all_in_order,
     }
+}
+
+/// A process is stopped while an answer is on its way to it, for longer than an answer may take. When it goes on, that time
+/// is over and the answer is there: it counts, and the connection stays. The system interrupts the wait for sockets then,
+/// so tokio looks at its timers without having asked the sockets.
+#[tokio::test]
+async fn an_answer_that_came_while_the_process_was_stopped_counts() {
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(&server);
+        let mut worker = Worker::spawn("worker", "asker", &[("URL", &proxy.url())]);
+        worker.expect_line("holds", BOUND).await;
+        let connections = proxy.accepted();
+        for _ in 0..2 {
+            let (asked, answered) = proxy.bytes();
+            proxy.hold(Way::ToClient, true);
+            worker.tell("ask");
+            wait_until("it is asked", BOUND, || proxy.bytes().0 > asked).await;
+            worker.sigstop();
+            proxy.hold(Way::ToClient, false);
+            wait_until("it is answered", BOUND, || proxy.bytes().1 > answered).await;
+            sleep(ANSWER_WITHIN + ms(100)).await;
+            worker.sigcont();
+            let told = worker.expect_line("told ", BOUND).await;
+            assert_eq!(told, "Ok(())");
+        }
+        assert_eq!(proxy.accepted(), connections, "the connection stands");
+    })
+    .await;
 }
 
 use pipelines::consumers_that_are_killed_and_stopped_do_all_in_order;

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures::future::join_all;
 use futures::poll;
@@ -13,10 +14,17 @@ use rustix::process::{Signal, getpid, kill_process};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
+use crate::lock_server::registry_builder;
 use crate::registry;
 use crate::support::{Role, ms};
 
+/// The response time-out of the asker.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(3);
+
 pub(crate) async fn run(role: Role) {
+    if role.name() == "asker" {
+        return ask(role).await;
+    }
     let locks = registry(&role.env("URL")).await;
     match role.name() {
         "holder" => hold(role, &locks).await,
@@ -55,6 +63,19 @@ async fn hold(mut role: Role, locks: &LockRegistry) {
     lease.release().await.unwrap();
     role.say("released");
     role.hear().await;
+}
+
+/// Holds a lease, and asks the store about it whenever it is told to.
+async fn ask(mut role: Role) {
+    let builder = registry_builder(&role.env("URL")).await;
+    let builder = builder.response_timeout(ANSWER_WITHIN);
+    let locks = builder.ttl(10 * ANSWER_WITHIN).build().unwrap();
+    let lease = locks.obtain("k").lease().await.unwrap();
+    role.say("holds");
+    loop {
+        role.hear().await;
+        role.say(format!("told {:?}", lease.verify().await));
+    }
 }
 
 /// Two hundred readers wait, and tell when all of them are in.
