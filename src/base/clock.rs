@@ -23,6 +23,13 @@ pub(crate) const SUSPENSION_TICK: Duration = Duration::from_secs(1);
 /// The least jump between the clocks that counts as a suspension.
 const LEAST_JUMP: Duration = Duration::from_millis(1);
 
+/// Whether a test has paused the clock of this runtime. Then no other thread can know what time it is.
+pub(crate) fn is_virtual() -> bool {
+    let (virtual_time, real_time) = (thread_end::now(), std::time::Instant::now());
+    while real_time.elapsed() < Duration::from_micros(2) {}
+    thread_end::now() == virtual_time
+}
+
 pub(crate) struct Clock {
     epoch: Instant,
     /// What [`boot_time`] was at the epoch.

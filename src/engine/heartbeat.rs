@@ -13,8 +13,8 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
+use crate::base::clock::is_virtual;
 use crate::base::mutex::Mutex;
-use crate::base::thread_end;
 use crate::base::user_code::log;
 use crate::engine::Engine;
 use crate::roaming;
@@ -191,13 +191,6 @@ impl Drop for OffAtPanic<'_> {
 fn tell(told: impl FnOnce() + Send + 'static) {
     // If there is none to be had, there is nobody to tell.
     let _ = std::thread::Builder::new().spawn(told);
-}
-
-/// Whether a test has paused the clock of this runtime. Then no other thread can know what time it is.
-fn is_virtual() -> bool {
-    let (virtual_time, real_time) = (thread_end::now(), Instant::now());
-    while real_time.elapsed() < Duration::from_micros(2) {}
-    thread_end::now() == virtual_time
 }
 
 /// Where the thread, if it runs, takes registries from.

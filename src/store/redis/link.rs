@@ -352,7 +352,8 @@ impl<T> Link<T> {
             return Poll::Pending;
         };
         while self.alarm.as_mut().poll(cx).is_ready() {
-            if Instant::now() >= due {
+            // If it was set for an earlier request, what has come for this one may not have been seen.
+            if self.alarm.deadline() == due {
                 return Poll::Ready(Fault::silent(&self.address, self.within));
             }
             self.alarm.as_mut().reset(due);
