@@ -109,7 +109,7 @@ async fn a_ttl_that_a_stranger_made_longer_is_left() {
 async fn at_most_so_many_renewals_are_sent() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
-        let ttl = ms(1500);
+        let ttl = ms(3000);
         let locks = registry(&server.url(), ttl).await;
         for most in [0, 1, 4] {
             let lock = locks.obtain("k");

@@ -129,7 +129,7 @@ async fn an_outage_that_costs_leases_is_in_the_log_once() {
         let mut server = RedisServer::builder().keep_data().start();
         // No other server of this process has it.
         let address = format!("127.0.0.1:{}", server.port());
-        let locks = registry(&server.url(), ms(900)).await;
+        let locks = registry(&server.url(), ms(3000)).await;
         for outage in 1..=2 {
             let before = lines_with(&log, &address).len();
             let lease = locks.obtain("k").lease().await.unwrap();
@@ -215,7 +215,7 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
         }
         let log = log();
         let server = RedisServer::start();
-        let ttl = ms(900);
+        let ttl = ms(3000);
         let locks = registry(&server.url(), ttl).await;
         let others = registry(&server.url(), ttl).await;
         for by in [By::Renewal, By::Deadline, By::Release] {

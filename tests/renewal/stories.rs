@@ -198,7 +198,7 @@ async fn redisson_3194_after_a_reconnect_the_next_lease_is_renewed() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
         let proxy = Proxy::to(&server);
-        let ttl = ms(1200);
+        let ttl = ms(3000);
         let locks = registry(&proxy.url(), ttl).await;
         let others = registry(&server.url(), ttl).await;
         let lock = locks.obtain("k");

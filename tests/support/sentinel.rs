@@ -286,19 +286,28 @@ impl Watched {
         });
     }
 
-    /// Until two replicas have all that the primary has.
+    /// Until two replicas have all that the primary has now. It is written to all the time: its sentinels greet each other.
     pub fn wait_until_replicated(&self) {
-        let primary = self.primary();
+        let mut until = None;
         wait_until_blocking("the replicas have it all", FAIL_OVER, || {
-            let info: String = primary.ask(&["INFO", "replication"]);
-            let field = |name: &str| {
-                let line = info.lines().find_map(|line| line.strip_prefix(name));
-                line.unwrap_or_default().to_owned()
+            // Sentinels may replace it meanwhile.
+            let primary = self.primary_index();
+            let Ok(info) = self.servers[primary].try_cmd(&["INFO", "replication"]) else {
+                return false;
             };
-            let offset = field("master_repl_offset:");
+            let info = String::from_redis_value(info).unwrap_or_default();
+            let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name));
+            let number = |text: &str| text.parse::<u64>().ok();
+            if until.is_none_or(|(of, _)| of != primary) {
+                until = Some((primary, field("master_repl_offset:").and_then(number)));
+            }
+            let written = until.and_then(|(_, written)| written);
             (0..2).all(|index| {
-                let replica = field(&format!("slave{index}:"));
-                replica.contains("state=online") && replica.contains(&format!("offset={offset},"))
+                let replica = field(&format!("slave{index}:")).unwrap_or_default();
+                let fields = replica.split(',');
+                let mut offsets = fields.filter_map(|it| it.strip_prefix("offset="));
+                let has = offsets.next().and_then(number);
+                replica.contains("state=online") && written.is_some() && has >= written
             })
         });
     }
