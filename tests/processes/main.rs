@@ -298,8 +298,9 @@ async fn processes_count_together<S: LockServer>() {
     for worker in &mut workers {
         worker.tell("go");
     }
+    // Some hundred turns, each with commits, on a machine that has other things to do.
     for worker in &workers {
-        worker.expect_line("done", 3 * BOUND).await;
+        worker.expect_line("done", 12 * BOUND).await;
     }
     let lines = std::fs::read_to_string(path).unwrap();
     let rows: Vec<_> = lines

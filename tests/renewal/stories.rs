@@ -27,7 +27,8 @@ async fn redisson_7272_a_cancelled_acquisition_starts_no_watchdog() {
         let ttl = ms(150);
         let locks = registry(&proxy.url(), ttl).await;
         let lock = locks.obtain("k");
-        lock.lease().await.unwrap().release().await.unwrap();
+        let longer = lock.clone().ttl(BOUND).lease().await.unwrap();
+        longer.release().await.unwrap();
         proxy.delay(Way::Both, ms(3));
         let (mut early, mut held) = (0, 0);
         for round in 0..60 {

@@ -283,17 +283,22 @@ impl Holds {
                 .windows(2)
                 .filter(|pair| pair[0].child != pair[1].child)
                 .count() as u64;
-            let was_forgotten = |hold: &&Hold| {
-                let span = hold.in_store(longest_ttl);
-                let mut losses = losses.iter().filter(|loss| loss.concerns(key));
-                losses.any(|loss| loss.border().touches(span))
+            let touches = |loss: &Loss, hold: &Hold| {
+                loss.concerns(key) && loss.border().touches(hold.in_store(longest_ttl))
             };
+            let was_forgotten = |hold: &&Hold| losses.iter().any(|loss| touches(loss, hold));
             let forgotten = holds.iter().filter(was_forgotten);
             let forgotten: HashSet<_> = forgotten.map(Hold::tenure).collect();
             let was_lost = |hold: &Hold| forgotten.contains(&hold.tenure());
+            let two_gave = |one: &Hold, other: &Hold| {
+                let mut two = losses
+                    .iter()
+                    .filter(|loss| loss.cause == Cause::TwoPrimaries);
+                two.any(|loss| touches(loss, one) && touches(loss, other))
+            };
             let loss = |one: &Hold, other: &Hold| loss(key, one, other, losses, longest_ttl);
             overlaps(key, holds, losses, loss, &mut verdict);
-            tokens(key, holds, was_lost, &mut verdict);
+            tokens(key, holds, was_lost, two_gave, &mut verdict);
             let accepted = accepted.get(key).map_or(&[][..], Vec::as_slice);
             writes(key, holds, accepted, was_lost, &mut verdict);
         }
@@ -418,10 +423,19 @@ fn overlaps(
     }
 }
 
-fn tokens(key: &str, holds: &[Hold], was_lost: impl Fn(&Hold) -> bool, verdict: &mut Verdict) {
+fn tokens(
+    key: &str,
+    holds: &[Hold],
+    was_lost: impl Fn(&Hold) -> bool,
+    two_gave: impl Fn(&Hold, &Hold) -> bool,
+    verdict: &mut Verdict,
+) {
     let mut seen: HashMap<u64, &Hold> = HashMap::new();
     for hold in holds {
-        if let Some(other) = seen.insert(hold.token, hold) {
+        // Two primaries give the same token within the same microsecond.
+        if let Some(other) = seen.insert(hold.token, hold)
+            && !two_gave(other, hold)
+        {
             verdict.tokens.push(format!(
                 "{key}: children {} and {} both have token {}",
                 other.child, hold.child, hold.token
