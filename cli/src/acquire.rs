@@ -60,6 +60,24 @@ fn random_pause() -> Duration {
     shortest + (longest - shortest).mul_f64(random)
 }
 
+/// A wait, which counts from its beginning.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    began: Instant,
+    within: Duration,
+}
+
+impl Wait {
+    pub(crate) fn begin(within: Duration) -> Self {
+        let began = Instant::now();
+        Self { began, within }
+    }
+
+    fn left(self) -> Duration {
+        self.within.saturating_sub(self.began.elapsed())
+    }
+}
+
 /// How a command asks for its lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asking<'a> {
@@ -86,18 +104,18 @@ impl Asking<'_> {
     }
 
     async fn acquire_from_store(self) -> Result<Lease, Failure> {
-        let Some(wait) = self.wait.wait else {
-            return self.try_once(self.wait.within()).await;
+        let wait = Wait::begin(self.wait.within());
+        let Some(within) = self.wait.wait else {
+            return self.try_once(wait).await;
         };
         // A wait of centuries has no end.
         let far = Duration::from_secs(86_400 * 365 * 30);
-        let end = Instant::now() + wait.min(far);
+        let end = wait.began + within.min(far);
         let mut absence = Absence::new(self.messages);
-        let silent = format!("the store did not answer within {wait:?}");
+        let silent = format!("the store did not answer within {within:?}");
         let mut failed = Failure::new(exit::STORE, silent);
-        let mut left = wait;
         loop {
-            let trying = timeout_at(end + 2 * LEAVE_WITHIN, self.try_once(left));
+            let trying = timeout_at(end + 2 * LEAVE_WITHIN, self.try_once(wait));
             failed = match trying.await {
                 Ok(Ok(lease)) => return Ok(lease),
                 Ok(Err(failure)) => failure,
@@ -108,21 +126,21 @@ impl Asking<'_> {
                 return Err(failed);
             }
             let _ = timeout_at(end, absence.pause(&failed)).await;
-            left = end.saturating_duration_since(Instant::now());
         }
     }
 
-    async fn try_once(self, within: Duration) -> Result<Lease, Failure> {
-        let began = Instant::now();
+    async fn try_once(self, wait: Wait) -> Result<Lease, Failure> {
         // Whoever shares the lock with a command around it may have it at once. If not, what is in the way may wait for
         // that command.
-        let around = match within.is_zero() {
+        let around = match wait.left().is_zero() {
             true => None,
             false => held_around(self.registry, self.keys).await,
         };
-        let left = within.saturating_sub(began.elapsed());
-        let within = around.as_ref().map_or(left, |_| Duration::ZERO);
-        let lease = attempt(self.messages, self.lock, within, self.longest).await;
+        let wait = match around {
+            Some(_) => Wait::begin(Duration::ZERO),
+            None => wait,
+        };
+        let lease = attempt(self.messages, self.lock, wait, self.longest).await;
         lease.map_err(|error| match around {
             Some(key) if error.is_not_acquired() => refusal(&key),
             _ => Failure::lock(&error, self.wait.busy_code),
@@ -130,27 +148,26 @@ impl Asking<'_> {
     }
 }
 
-/// Acquires the lock, and waits for others; the whole takes `within` at most. A store that is away is an error at once: the
+/// Acquires the lock, and waits for others until the wait is over. A store that is away is an error at once: the
 /// lock itself would wait for it, and tell nobody.
 pub(crate) async fn attempt(
     messages: Messages,
     lock: &Lock,
-    within: Duration,
+    wait: Wait,
     longest: Duration,
 ) -> Result<Lease, LockError> {
-    let began = Instant::now();
     // On the connection that the lock needs anyway. Whoever may not look may have the lock.
     if let Err(error) = lock.inspect().await
         && error.is_retryable()
     {
         return Err(error);
     }
-    let left = within.saturating_sub(began.elapsed());
-    let mut lease = tell_of_wait(messages, lock, longest, lock.lease_within(left)).await;
+    let waiting = lock.lease_within(wait.left());
+    let mut lease = tell_of_wait(messages, lock, longest, waiting).await;
     if let Err(LockError::NotAcquired { waited, .. }) = &mut lease
-        && !within.is_zero()
+        && !wait.within.is_zero()
     {
-        *waited = began.elapsed();
+        *waited = wait.began.elapsed();
     }
     lease
 }

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::acquire::{Absence, attempt};
+use crate::acquire::{Absence, Wait, attempt};
 use crate::args::{LeadArgs, OnLost};
 use crate::child::Ended;
 use crate::exit;
@@ -115,7 +115,7 @@ async fn term(
     let mut events = registry.events();
     let began = Instant::now();
     let lease = tokio::select! {
-        lease = attempt(messages, &lock, Duration::MAX, args.lease.ttl) => lease,
+        lease = attempt(messages, &lock, Wait::begin(Duration::MAX), args.lease.ttl) => lease,
         signal = signals.end() => {
             registry.shutdown().await;
             return Ok(Term::Over(exit::of_signal(signal as i32)));
