@@ -286,10 +286,12 @@ fn two_primaries_explain_one_lease_of_each_and_no_two_of_one() {
         let verdict = judge(&turns, &[], &losses);
         let found = (verdict.overlaps.len() as u64, explained(&verdict));
         assert_eq!(found, (breaches, 1 - breaches), "{why}: {verdict:?}");
-        // Within the same microsecond both give the same token.
-        let same = turns.map(|(child, _, since, taken, end)| (child, 7, since, taken, end));
-        let verdict = judge(&same, &[], &losses);
-        assert_eq!(verdict.tokens.len() as u64, breaches, "{why}: {verdict:?}");
+    }
+    // Within the same microsecond both give the same token.
+    for (taken, breaches) in [(60, 0), (30, 1)] {
+        let turns = [0, 1].map(|child| (child, 7, taken, taken + 10, 130));
+        let verdict = judge(&turns, &[], &losses);
+        assert_eq!(verdict.tokens.len(), breaches, "{taken}: {verdict:?}");
     }
 }
 

@@ -283,18 +283,21 @@ impl Holds {
                 .windows(2)
                 .filter(|pair| pair[0].child != pair[1].child)
                 .count() as u64;
-            let touches = |loss: &Loss, hold: &Hold| {
-                loss.concerns(key) && loss.border().touches(hold.in_store(longest_ttl))
+            let was_forgotten = |hold: &&Hold| {
+                let span = hold.in_store(longest_ttl);
+                let mut losses = losses.iter().filter(|loss| loss.concerns(key));
+                losses.any(|loss| loss.border().touches(span))
             };
-            let was_forgotten = |hold: &&Hold| losses.iter().any(|loss| touches(loss, hold));
             let forgotten = holds.iter().filter(was_forgotten);
             let forgotten: HashSet<_> = forgotten.map(Hold::tenure).collect();
             let was_lost = |hold: &Hold| forgotten.contains(&hold.tenure());
-            let two_gave = |one: &Hold, other: &Hold| {
-                let mut two = losses
-                    .iter()
-                    .filter(|loss| loss.cause == Cause::TwoPrimaries);
-                two.any(|loss| touches(loss, one) && touches(loss, other))
+            let two_gave = |holds: [&Hold; 2]| {
+                let gave = |loss: &Loss, hold: &Hold| {
+                    let (from, to) = (hold.since, hold.taken);
+                    loss.concerns(key) && loss.border().touches(Span { from, to })
+                };
+                let mut two = losses.iter().filter(|it| it.cause == Cause::TwoPrimaries);
+                two.any(|loss| holds.iter().all(|hold| gave(loss, hold)))
             };
             let loss = |one: &Hold, other: &Hold| loss(key, one, other, losses, longest_ttl);
             overlaps(key, holds, losses, loss, &mut verdict);
@@ -427,14 +430,14 @@ fn tokens(
     key: &str,
     holds: &[Hold],
     was_lost: impl Fn(&Hold) -> bool,
-    two_gave: impl Fn(&Hold, &Hold) -> bool,
+    two_gave: impl Fn([&Hold; 2]) -> bool,
     verdict: &mut Verdict,
 ) {
     let mut seen: HashMap<u64, &Hold> = HashMap::new();
     for hold in holds {
         // Two primaries give the same token within the same microsecond.
         if let Some(other) = seen.insert(hold.token, hold)
-            && !two_gave(other, hold)
+            && !two_gave([other, hold])
         {
             verdict.tokens.push(format!(
                 "{key}: children {} and {} both have token {}",
