@@ -83,8 +83,8 @@ impl Engine {
         }
         deferred.callbacks.forget_losses();
         self.events.end();
-        deferred.sends = Default::default();
         deferred.policies = Default::default();
+        // Without it nothing is sent.
         deferred.session = None;
         deferred.became_idle = true;
         deferred.released_engine = state.keep_alive.take();

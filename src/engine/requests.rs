@@ -200,20 +200,10 @@ impl Engine {
 
     /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
     pub(crate) fn restart(&self, caller: &Caller, renewals: u32, on_finish: OnFinish) {
-        let Some(id) = caller.id() else {
-            return;
-        };
-        self.at_once(|state, at| {
-            state.renews |= renewals > 0;
-            state.feed(at, caller.key(), false, |lines, cx| {
-                lines.feed(cx, id, |turnstile, cx| {
-                    turnstile.restart(cx, id, renewals, on_finish);
-                });
-            });
+        // That it is renewed was said at its arrival: until the group is complete each of its leases is.
+        self.feed_caller(caller, |turnstile, cx, id| {
+            turnstile.restart(cx, id, renewals, on_finish);
         });
-        if renewals > 0 {
-            self.heartbeat.need(self.settings.ttl);
-        }
     }
 
     /// The holder has seen its token, on a store that fences by it.
@@ -250,11 +240,9 @@ impl Engine {
         untold.or_else(told).unwrap_or(LossCause::NotRenewed)
     }
 
-    /// The last handle of a held lock is dropped. The lease is released after this.
+    /// The last handle of a held lock is dropped. The lease is released after this, which wakes the readers of events.
     pub(crate) fn dropped_while_held(&self, caller: &Caller) {
-        let state = self.state.lock();
+        let _state = self.state.lock();
         caller.report_drop(&self.events);
-        drop(state);
-        self.events.flush();
     }
 }

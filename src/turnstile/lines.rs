@@ -1,7 +1,7 @@
 //! All that one registry has of one key: a turnstile for the exclusive callers, and one for each shared caller (M6).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::{iter, mem};
+use std::iter;
 
 use super::event_cx::{Effect, EventCx};
 use super::machine::{Tickets, Turnstile};
@@ -41,8 +41,8 @@ struct SharedLines<Caller> {
 #[derive(Clone, Debug)]
 struct Line<Caller> {
     turnstile: Turnstile<Caller>,
-    /// Its places in `by_owner`.
-    owners: Vec<Owner>,
+    /// Its place in `by_owner`.
+    owner: Option<Owner>,
 }
 
 /// What the indexes have of a line.
@@ -142,8 +142,8 @@ impl<Caller: Clone> Lines<Caller> {
         let earlier = cx.effects.len();
         let id = turnstile.arrive(cx, waiter, shared + self.exclusive.waiting());
         let shared = self.shared.get_or_insert_default();
-        let owners = Vec::new();
-        shared.lines.insert(id, Line { turnstile, owners });
+        let owner = None;
+        shared.lines.insert(id, Line { turnstile, owner });
         shared.update(cx, id, Indexed::default(), earlier);
         self.drop_if_unused();
         id
@@ -201,8 +201,12 @@ impl<Caller: Clone> Lines<Caller> {
             if !shared.by_owner.contains_key(&owner) {
                 // A line of its own gives it back (O1).
                 let turnstile = self.exclusive.beside(owner.mode);
-                let (id, owners) = (cx.ids.waiter(), Vec::new());
-                shared.lines.insert(id, Line { turnstile, owners });
+                let id = cx.ids.waiter();
+                let line = Line {
+                    turnstile,
+                    owner: None,
+                };
+                shared.lines.insert(id, line);
                 shared.know(owner, id);
             }
         }
@@ -367,7 +371,7 @@ impl<Caller: Clone> SharedLines<Caller> {
         let after = turnstile.map(Indexed::of);
         if after.is_none() {
             let line = self.lines.remove(&id);
-            for owner in line.into_iter().flat_map(|line| line.owners) {
+            if let Some(owner) = line.and_then(|line| line.owner) {
                 self.by_owner.remove(&owner);
             }
         } else {
@@ -392,15 +396,11 @@ impl<Caller: Clone> SharedLines<Caller> {
     fn know(&mut self, owner: Owner, id: WaiterId) {
         if self.by_owner.insert(owner, id).is_none()
             && let Some(line) = self.lines.get_mut(&id)
+            && let Some(retired) = line.owner.replace(owner)
         {
-            // While replicas do not confirm, each attempt has an owner of its own.
-            let known = mem::take(&mut line.owners).into_iter();
-            let (current, retired) = known.partition(|it| line.turnstile.concerns(*it));
-            line.owners = current;
-            line.owners.push(owner);
-            for owner in retired {
-                self.by_owner.remove(&owner);
-            }
+            // While replicas do not confirm, each attempt has an owner of its own. It is made when nothing is pending for
+            // the last one any more (I2).
+            self.by_owner.remove(&retired);
         }
     }
 

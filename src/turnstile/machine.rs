@@ -388,12 +388,6 @@ impl<Caller: Clone> Turnstile<Caller> {
         self.schedule(cx);
     }
 
-    /// Whether it awaits anything from the store for this owner.
-    pub(super) fn concerns(&self, owner: Owner) -> bool {
-        let asker = self.state.acquisition().map(Acquisition::owner);
-        asker.or(self.owner()) == Some(owner) || self.pending.iter().any(|it| it.settles(owner))
-    }
-
     /// The last error of the store.
     fn store_error(&self) -> StoreError {
         let last_error = self.last_error.as_ref();

@@ -266,11 +266,6 @@ impl Acquisition {
         }
     }
 
-    /// The store has not done the yield that should have entered it. Entering it recovers the lock, wherever it is (S3).
-    pub(super) fn on_yield_failed(&mut self, now: Point) {
-        self.repeats.ask_at = now;
-    }
-
     /// The store has refused an op. It is asked again then.
     pub(super) fn on_refused(&mut self, ask_at: Point) {
         self.repeats.ask_at = ask_at;

@@ -78,7 +78,6 @@ impl<Caller: Clone> Turnstile<Caller> {
 
     /// The registry closes its session. Pending operations get no answer, so callers that wait for one get a verdict.
     pub(crate) fn disconnect(&mut self, cx: &mut EventCx<'_, Caller>) {
-        self.closed = true;
         // If the process was stopped, the grace period may have passed unseen.
         self.close_lease(cx);
         self.schedule(cx);
