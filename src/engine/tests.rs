@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::caller::Caller;
 use super::failure::CallerHandle;
 use crate::base::clock::SUSPENSION_TICK;
-use crate::base::{Clock, LockError, Mode, OnFinish, Renewal, Repeat, StoreError};
+use crate::base::{Clock, LockError, LossCause, Mode, OnFinish, Renewal, Repeat, StoreError};
 use crate::combinator::FutureLockExt;
 use crate::handle::LockRegistry;
 use crate::store::MemoryStore;
@@ -27,6 +27,8 @@ use {crate::observe::LockEvent, futures::StreamExt};
 
 mod lost_ops;
 mod models;
+mod runtimes;
+mod told;
 
 /// A machine that can be told that it was suspended.
 #[derive(Clone, Default)]
@@ -203,6 +205,36 @@ async fn an_adoption_that_is_not_looked_at_has_given_up() {
     );
 }
 
+/// Released, kept, or left for another process: those who read events are told which.
+#[cfg(feature = "test-util")]
+#[tokio::test(start_paused = true)]
+async fn it_is_told_how_a_holder_has_ended_its_lease() {
+    let locks = LockRegistry::in_memory();
+    let events = locks.every_event();
+    for (key, on_finish) in [
+        ("a", OnFinish::LetExpire),
+        ("b", OnFinish::KeepFor(Duration::from_secs(60))),
+        ("c", OnFinish::Release),
+    ] {
+        let lock = locks.obtain(key).on_finish(on_finish);
+        let lease = lock.lease().await.expect("it is free");
+        lease.finish().await.expect("it is ours");
+    }
+    let lease = locks.obtain("d").lease().await.expect("it is free");
+    drop(lease.detach().unwrap());
+    locks.shutdown().await;
+    let ends = events.iter().filter_map(|event| match event {
+        LockEvent::LeftToExpire { .. } => Some("left"),
+        LockEvent::Released { .. } => Some("released"),
+        LockEvent::Detached { .. } => Some("detached"),
+        _ => None,
+    });
+    assert_eq!(
+        ends.collect::<Vec<_>>(),
+        ["left", "left", "released", "detached"]
+    );
+}
+
 /// A store that answers at once costs the registry one change for the call and one for the answer. A third was made only to
 /// take a lease that was granted in the same poll.
 #[tokio::test(start_paused = true)]
@@ -329,6 +361,18 @@ async fn a_time_out_that_moved_is_served_at_its_own_time_and_leaves_nothing() {
         (engine.in_use(), engine.state.lock().timeouts.len()),
         (0, 0)
     );
+    // The place of a lease was too early, and was moved. A wait that begins after that ends before the lease does.
+    let held = locks.obtain("k").lease().await.expect("it is free");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let begin = Instant::now();
+    let waiter = locks.obtain("k").lease_within(Duration::from_secs(5));
+    assert!(waiter.await.is_err());
+    assert_eq!(begin.elapsed(), Duration::from_secs(5));
+    drop(held);
+    assert_eq!(
+        (engine.in_use(), engine.state.lock().timeouts.len()),
+        (0, 0)
+    );
 }
 
 /// A key whose turnstile named a moment that was due, again each time, was fed for ever, with the registry locked.
@@ -375,6 +419,8 @@ async fn a_timeout_that_is_named_again_for_a_due_moment_is_not_served_twice_in_o
 #[derive(Clone, Debug, Default)]
 pub(in crate::engine) struct Silent {
     asked: Arc<Mutex<Vec<SubmittedOp>>>,
+    /// Which server it is at.
+    server: Arc<Mutex<Option<Arc<str>>>>,
 }
 
 impl Session for Silent {
@@ -382,6 +428,10 @@ impl Session for Silent {
 
     fn submit(&self, submitted: SubmittedOp) {
         self.asked.lock().unwrap().push(submitted);
+    }
+
+    fn identity(&self) -> Option<Arc<str>> {
+        self.server.lock().unwrap().clone()
     }
 
     fn check(&self) -> BoxFuture<'static, Result<crate::base::Check, StoreError>> {
@@ -537,6 +587,131 @@ async fn an_outage_lasts_until_the_whole_store_is_back() {
     }
 }
 
+/// Whoever asks for a key of a part that is away is told why it is, and not only that no answer came. Of a part whose
+/// connection was closed while nobody used it nothing is known (G2).
+#[tokio::test(start_paused = true)]
+async fn whoever_asks_a_part_of_the_store_that_is_away_is_told_why() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    let engine = locks.engine.clone();
+    let mut lease = Box::pin(locks.obtain("a held").lease());
+    assert!(futures::poll!(&mut lease).is_pending());
+    engine.on_events(store.answers());
+    let lease = lease.await.expect("it is free");
+    let down = |letter, error: &'static str| {
+        let (scope, error) = (keys(letter), StoreError::new(error));
+        engine.on_event(StoreEvent::Down { scope, error });
+    };
+    let told = async |key: &str| {
+        let wait = Duration::from_millis(100);
+        match locks.obtain(key).lease_within(wait).await {
+            Err(LockError::Store { source, .. }) => source.to_string(),
+            other => panic!("{key}: {other:?}"),
+        }
+    };
+    down('b', "it was not used");
+    assert_eq!(told("b one").await, "no answer in time");
+    down('a', "it broke");
+    assert_eq!(told("a one").await, "it broke");
+    assert_eq!(told("c one").await, "no answer in time");
+    let away = engine.away().expect("a part of it is");
+    assert_eq!(away.to_string(), "it broke", "the last reason");
+    assert!(lease.is_valid());
+}
+
+/// The next connection does not have a lease that was held. It leads to another server than the last one, or the key was
+/// taken away where it was.
+#[tokio::test(start_paused = true)]
+async fn a_loss_tells_whether_another_server_answers() {
+    for (next, expected) in [
+        (Some("one"), LossCause::Taken),
+        (Some("two"), LossCause::ServerChanged),
+        (None, LossCause::Taken),
+    ] {
+        let store = Silent::default();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
+        let engine = locks.engine.clone();
+        let is_at = |server: Option<&str>| *store.server.lock().unwrap() = server.map(Arc::from);
+        is_at(Some("one"));
+        engine.on_event(StoreEvent::up(true));
+        let mut lease = Box::pin(locks.obtain("k").lease());
+        assert!(futures::poll!(&mut lease).is_pending());
+        engine.on_events(store.answers());
+        let lease = lease.await.expect("it is free");
+        engine.on_event(StoreEvent::down(StoreError::new("it broke")));
+        is_at(next);
+        engine.on_event(StoreEvent::up(true));
+        let submitted = store.asked().pop().expect("it is renewed at once");
+        assert!(matches!(submitted.op, Op::Renew { .. }), "{submitted:?}");
+        let outcome = Outcome::Lost;
+        let result = Ok(Answer { at: 1, outcome });
+        engine.on_event(StoreEvent::Replied { submitted, result });
+        match lease.lost().now_or_never() {
+            Some(LockError::Lost { cause, .. }) => assert_eq!(cause, expected, "{next:?}"),
+            other => panic!("{next:?}: {other:?}"),
+        }
+    }
+}
+
+/// What the store says of a ticket without being asked: a grant that does not count is given back, or nobody would have
+/// the lock until it has run out; and tickets that were left unserved are served (M4).
+#[tokio::test(start_paused = true)]
+async fn what_the_store_says_of_tickets_is_acted_on() {
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    let engine = locks.engine.clone();
+    let mut waiting = Box::pin(locks.obtain("busy").lease());
+    assert!(futures::poll!(&mut waiting).is_pending());
+    let owner = store.asked.lock().unwrap()[0].op.owner();
+    engine.on_events(store.answers());
+    let grant = Grant {
+        owner,
+        ttl: Duration::from_secs(30),
+        epoch: 1,
+        at: 2,
+    };
+    let (key, error) = ("busy".into(), StoreError::new("too few have it"));
+    engine.on_event(StoreEvent::Unconfirmed { key, grant, error });
+    let asked = store.asked();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert!(matches!(asked[0].op, Op::Withdraw { owner: of, .. } if of == owner));
+    assert!(futures::poll!(&mut waiting).is_pending());
+
+    let key = "other".into();
+    engine.on_event(StoreEvent::Unserved { key, owner });
+    let asked = store.asked();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert_eq!(
+        (&*asked[0].key, &asked[0].op),
+        ("other", &Op::Serve { owner })
+    );
+}
+
+/// A registry with many leases renews each of them for the first time a little earlier, and not all at a third of the ttl.
+#[tokio::test(start_paused = true)]
+async fn g5_a_registry_renews_many_leases_at_many_moments() {
+    const KEYS: usize = 200;
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    let leases = (0..KEYS).map(|key| locks.obtain(format!("k{key}")).lease());
+    let mut leases = Box::pin(futures::future::join_all(leases));
+    assert!(futures::poll!(&mut leases).is_pending());
+    locks.engine.on_events(store.answers());
+    let leases = leases.await;
+    assert!(leases.iter().all(Result::is_ok));
+    let mut renewed = Vec::new();
+    for second in 1..=9 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let asked = store.renewed_and_entered().len();
+        assert!(asked <= KEYS, "each once: {asked} in {second} s");
+        renewed.push(asked);
+    }
+    // From a twelfth of the ttl on.
+    assert_eq!(renewed[1], 0, "{renewed:?}");
+    assert!(renewed[5] > 0 && renewed[5] < KEYS, "{renewed:?}");
+    assert!(renewed[8] > KEYS / 2, "{renewed:?}");
+}
+
 /// A store may close the connection to a part of it that nobody needs: not while a caller waits or holds there, or
 /// anything is to be released.
 #[tokio::test(start_paused = true)]
@@ -585,6 +760,10 @@ async fn the_answers_of_a_call_are_all_told_and_in_order() {
     let leases = leases.await.expect("they are all had");
     let leases: Vec<_> = leases.into_iter().map(|lease| lease.unwrap()).collect();
     assert!(leases.iter().all(crate::handle::Lease::is_valid));
+    // In alphabetical order.
+    let shown = locks.snapshot().keys;
+    assert!(shown.iter().map(|it| &it.key).is_sorted(), "{shown:?}");
+    assert_eq!(shown.len(), keys.len());
 
     let releases = leases.into_iter().map(crate::handle::Lease::release);
     let mut releases = Box::pin(futures::future::join_all(releases));
@@ -741,4 +920,227 @@ async fn the_next_waiters_policy_is_asked_if_the_first_leaves() {
     tokio::time::sleep(2 * pause).await;
     let keys = store.asked().into_iter().map(|asked| asked.key.to_string());
     assert_eq!(keys.collect::<Vec<_>>(), ["1 busy", "2 busy"]);
+}
+
+/// Runs what might hang on a thread of its own, on a runtime whose time is its own.
+fn does_not_hang<F: Future<Output = ()>>(what: impl FnOnce() -> F + Send + 'static) {
+    let (done, is_done) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(what());
+        done.send(()).unwrap();
+    });
+    let told = is_done.recv_timeout(Duration::from_secs(10));
+    if told != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        thread.join().unwrap();
+    }
+    told.expect("it hangs");
+}
+
+/// Does this whenever it is woken, and when it is dropped: wakers are the user's code.
+struct Does<F: Fn()> {
+    what: F,
+    woken: Arc<AtomicUsize>,
+}
+
+impl<F: Fn() + Send + Sync + 'static> ArcWake for Does<F> {
+    fn wake_by_ref(does: &Arc<Self>) {
+        does.woken.fetch_add(1, Ordering::Relaxed);
+        (does.what)();
+    }
+}
+
+impl<F: Fn()> Drop for Does<F> {
+    fn drop(&mut self) {
+        (self.what)();
+    }
+}
+
+fn does(woken: &Arc<AtomicUsize>, what: impl Fn() + Send + Sync + 'static) -> Waker {
+    let woken = woken.clone();
+    futures::task::waker(Arc::new(Does { what, woken }))
+}
+
+/// A waker that looks at the registry.
+fn looks(woken: &Arc<AtomicUsize>, locks: &LockRegistry) -> Waker {
+    let engine = Arc::downgrade(&locks.engine);
+    does(woken, move || {
+        drop(engine.upgrade().map(|engine| engine.snapshot()));
+    })
+}
+
+/// At its turn, when another takes its place, and when the registry fails.
+#[test]
+fn the_waker_of_a_wait_may_look_at_the_registry() {
+    does_not_hang(async || {
+        let store = Silent::default();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let mut first = Box::pin(locks.obtain("k").lease());
+        let mut behind = Box::pin(locks.obtain("k").lease());
+        for waiter in [&mut first, &mut behind] {
+            for _ in 0..2 {
+                let waker = looks(&woken, &locks);
+                let polled = waiter.poll_unpin(&mut Context::from_waker(&waker));
+                assert!(polled.is_pending());
+            }
+        }
+        locks.engine.on_events(store.answers());
+        assert_eq!(woken.swap(0, Ordering::Relaxed), 1, "it is told");
+        let waker = looks(&woken, &locks);
+        let polled = first.poll_unpin(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending(), "not at first");
+        assert_eq!(woken.swap(0, Ordering::Relaxed), 1, "it is polled again");
+        locks.engine.fail(&"on purpose");
+        assert!(woken.load(Ordering::Relaxed) > 0, "the other is told");
+        assert!(behind.await.is_err_and(|error| error.is_closed()));
+    });
+}
+
+/// When another holder of the same lease detaches it.
+#[test]
+fn the_waker_of_who_shares_a_lease_may_look_at_it() {
+    does_not_hang(async || {
+        let locks = LockRegistry::in_memory();
+        let lock = locks.obtain("k");
+        let nested = lock.clone().reentrant();
+        let woken = Arc::new(AtomicUsize::new(0));
+        let work = lock.with_lease(async |lease| {
+            let mut lost = lease.lost();
+            let waker = does(&woken, move || _ = lease.is_valid());
+            let polled = lost.poll_unpin(&mut Context::from_waker(&waker));
+            assert!(polled.is_pending());
+            let inner = nested.lease().await.expect("it is shared");
+            drop(inner.detach().expect("it is held"));
+            assert!(woken.load(Ordering::Relaxed) > 0, "it is told");
+        });
+        assert!(work.await.expect_err("it is detached").is_lost());
+    });
+}
+
+/// The store does not answer any more, and the registry hangs up. Whoever reads its events or awaits its end is woken by
+/// that, and may look at it then.
+#[cfg(feature = "test-util")]
+#[test]
+fn whoever_awaits_the_end_is_woken_when_the_registry_hangs_up() {
+    use futures::stream::FusedStream;
+
+    does_not_hang(async || {
+        let store = Silent::default();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
+        let engine = locks.engine.clone();
+        let mut events = locks.events();
+        let mut lease = Box::pin(locks.obtain("k").lease());
+        assert!(futures::poll!(&mut lease).is_pending());
+        engine.on_events(store.answers());
+        drop(lease.await.expect("it is free"));
+        let _unanswered = store.asked();
+        let [reads, drains] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+        let (reader, drainer) = (looks(&reads, &locks), looks(&drains, &locks));
+        let (mut reader, mut drainer) =
+            (Context::from_waker(&reader), Context::from_waker(&drainer));
+        let mut drain = Box::pin(locks.drain(Duration::from_secs(3600)));
+        assert!(drain.poll_unpin(&mut drainer).is_pending());
+        engine.close();
+        while let Poll::Ready(event) = events.poll_next_unpin(&mut reader) {
+            assert!(event.is_some(), "the release is not answered");
+        }
+        for woken in [&reads, &drains] {
+            woken.store(0, Ordering::Relaxed);
+        }
+        engine.disconnect();
+        for woken in [&reads, &drains] {
+            assert!(woken.load(Ordering::Relaxed) > 0);
+        }
+        // What there is to tell of the release comes first.
+        while let Poll::Ready(event) = events.poll_next_unpin(&mut reader) {
+            if event.is_none() {
+                break;
+            }
+        }
+        assert!(events.is_terminated(), "it ends");
+        assert!(drain.poll_unpin(&mut drainer).is_ready());
+    });
+}
+
+/// Gives up a wait when it is dropped, and panics.
+struct GivesUp(Arc<Mutex<Option<BoxFuture<'static, ()>>>>);
+
+impl Drop for GivesUp {
+    fn drop(&mut self) {
+        let waiting = self.0.lock().unwrap().take();
+        drop(waiting);
+        panic!("a user's fault");
+    }
+}
+
+/// A policy is asked with nothing locked, and its wait may end meanwhile. It is then dropped at once, with nothing locked
+/// either: its destructor may use the registry, and harms nobody if it panics.
+#[test]
+fn a_policy_whose_wait_ends_while_it_is_asked_is_dropped_at_once() {
+    does_not_hang(async || {
+        let store = Silent::default();
+        let locks = LockRegistry::builder(store.clone()).build().unwrap();
+        let engine = locks.engine.clone();
+        engine.on_event(StoreEvent::up(false));
+        let mut held = Box::pin(locks.obtain("held").lease());
+        assert!(futures::poll!(&mut held).is_pending());
+        engine.on_events(store.answers());
+        let held = held.await.expect("it is free");
+
+        let waits = Arc::new(Mutex::new(None));
+        let (drains, given_up) = (Arc::downgrade(&engine), waits.clone());
+        let policy = Repeat::from_fn(move || {
+            let (drains, gives_up) = (drains.clone(), GivesUp(given_up.clone()));
+            move || {
+                let _gives_up = &gives_up;
+                drains.upgrade().expect("it is in use").drain();
+                Some(Duration::from_secs(1))
+            }
+        });
+        let waiting = locks.obtain("busy").repeat(policy).lease();
+        let mut waiting = waiting.map(drop).boxed();
+        assert!(futures::poll!(&mut waiting).is_pending());
+        *waits.lock().unwrap() = Some(waiting);
+        engine.on_events(store.answers());
+        assert!(waits.lock().unwrap().is_none(), "it is dropped");
+        assert!(held.is_valid(), "and harms nobody");
+    });
+}
+
+/// The waker and the policy of a wait are the user's. Whoever gives it up does not hear of a panic of their destructors.
+#[tokio::test(start_paused = true)]
+async fn destructors_that_panic_harm_nobody_who_gives_up() {
+    struct Faulty;
+    impl Drop for Faulty {
+        fn drop(&mut self) {
+            panic!("a user's fault");
+        }
+    }
+    impl ArcWake for Faulty {
+        fn wake_by_ref(_: &Arc<Self>) {}
+    }
+    let store = Silent::default();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    locks.engine.on_event(StoreEvent::up(false));
+    let policy = Repeat::from_fn(|| {
+        let faulty = Faulty;
+        move || {
+            let _faulty = &faulty;
+            Some(Duration::from_secs(1))
+        }
+    });
+    let mut waiting = Box::pin(locks.obtain("busy").repeat(policy).lease());
+    let waker = futures::task::waker(Arc::new(Faulty));
+    let polled = waiting.poll_unpin(&mut Context::from_waker(&waker));
+    assert!(polled.is_pending());
+    drop(waker);
+    // The policy is asked, and kept for the next time.
+    locks.engine.on_events(store.answers());
+    drop(waiting);
+    let mut lease = Box::pin(locks.obtain("k").lease());
+    assert!(futures::poll!(&mut lease).is_pending());
+    locks.engine.on_events(store.answers());
+    assert!(lease.await.expect("it is free").is_valid());
 }

@@ -25,7 +25,7 @@ mod credentials;
 mod driver;
 #[cfg(all(test, any(feature = "redis", feature = "postgres")))]
 #[path = "../../tests/support/hearing.rs"]
-mod hearing;
+pub(crate) mod hearing;
 pub(crate) mod memory;
 #[cfg(all(test, any(feature = "redis", feature = "postgres")))]
 #[path = "tests/model.rs"]

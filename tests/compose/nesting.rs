@@ -2,8 +2,9 @@ use std::future::ready;
 
 use futures::{StreamExt, stream};
 use lockstream::{FutureLockExt, LockError, LockRegistry, StreamLockExt};
+use tokio::time::sleep;
 
-use crate::{Floor, ms, two};
+use crate::{Floor, is_free, ms, two};
 
 /// Two keys at once, by whoever, in sorted order: nobody waits for one who waits for him.
 #[tokio::test(start_paused = true)]
@@ -30,6 +31,52 @@ async fn two_keys_in_sorted_order() {
         outcome.unwrap();
     }
     assert_eq!((here.in_use(), there.in_use()), (0, 0));
+}
+
+/// A group that waits for its last key loses another. What it has before that one stays its own all the while.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_lost_takes_none_of_those_before_it_along() {
+    let (store, here, there) = two();
+    let last = there.obtain("c").lease().await.unwrap();
+    let group = here.obtain_all(["a", "b", "c"]);
+    let owner = async |key: &str| {
+        let seen = there.obtain(key).inspect().await.unwrap();
+        seen.owner().map(str::to_owned)
+    };
+    let meanwhile = async {
+        sleep(ms(10)).await;
+        let (first, lost) = (owner("a").await, owner("b").await);
+        assert!(first.is_some() && lost.is_some());
+        store.expire("b");
+        // The renewal at a third of the ttl finds the loss.
+        sleep(ms(11_000)).await;
+        let again = owner("b").await;
+        assert!(again.is_some() && again != lost, "{again:?}");
+        assert_eq!(owner("a").await, first);
+        last.release().await.unwrap();
+    };
+    let (lease, ()) = tokio::join!(group.lease_within(ms(60_000)), meanwhile);
+    let lease = lease.unwrap();
+    assert!(lease.is_valid());
+    lease.release().await.unwrap();
+}
+
+/// The last key is had, and the first was lost just before. That is found out when the lease of both begins, and ends it:
+/// nobody has to look at it for that.
+#[tokio::test(start_paused = true)]
+async fn a_key_that_is_lost_as_its_group_is_complete_ends_the_group() {
+    let (store, here, there) = two();
+    let last = there.obtain("b").lease().await.unwrap();
+    let group = here.obtain_all(["a", "b"]).ttl(ms(9_000));
+    let mut waits = Box::pin(group.lease_within(ms(60_000)));
+    assert!(futures::poll!(&mut waits).is_pending());
+    sleep(ms(1_000)).await;
+    store.expire("a");
+    last.release().await.unwrap();
+    let lease = waits.await.unwrap();
+    assert!(is_free(&there, "b").await);
+    assert!(!lease.is_valid());
+    assert!(lease.release().await.unwrap_err().is_lost());
 }
 
 struct NeverBusy;

@@ -66,6 +66,38 @@ async fn a_busy_key_does_not_stand_in_the_way() {
     }
 }
 
+/// The store takes its time. Until it has said that others have the key, the item has its place; from then on another has.
+#[tokio::test(start_paused = true)]
+async fn a_busy_key_does_not_stand_in_the_way_once_that_is_known() {
+    let (store, here, there) = two();
+    let held = there.obtain("k0").lease().await.unwrap();
+    store.set_latency(ms(20));
+    let items = stream::iter(0..3).map(|item| {
+        let lock = here.obtain(format!("k{item}"));
+        let work = async move {
+            sleep(ms(100)).await;
+            item
+        };
+        work.with_lock(lock)
+    });
+    let mut items = Box::pin(items.buffer_keyed(1).waiting(8));
+    let begin = Instant::now();
+    let both = async {
+        let first = items.next().await.unwrap().unwrap();
+        [first, items.next().await.unwrap().unwrap()]
+    };
+    let others = async {
+        sleep(ms(60)).await;
+        let is_held = async |key: &str| there.obtain(key).inspect().await.unwrap().is_held();
+        assert!(!is_held("k2").await, "it has no place");
+        assert!(is_held("k1").await);
+    };
+    let (done, ()) = tokio::join!(both, others);
+    assert_eq!(done, [1, 2]);
+    assert!(begin.elapsed() <= ms(500), "{:?}", begin.elapsed());
+    drop(held);
+}
+
 /// A key that others do not have is asked for only where there is a place to work.
 #[tokio::test(start_paused = true)]
 async fn who_has_no_place_takes_no_key() {

@@ -4,7 +4,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use lockstream::{FutureLockExt, LockRegistry, StreamLockExt, Token};
 use tracing::Level;
 
-use crate::hearing::Log;
+use crate::hearing::{Log, beside_others};
 use crate::{ms, two};
 
 /// A line that was logged under these locks, the outermost first.
@@ -179,4 +179,37 @@ async fn a_span_of_a_shared_lock_carries_its_mode() {
         "{lines:?}"
     );
     assert!(lines[0].contains("mode=permit 2/4}: resizes"), "{lines:?}");
+}
+
+/// A log of the user's, with a fault in it.
+struct Faulty;
+
+impl tracing::Subscriber for Faulty {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+    fn try_close(&self, _: tracing::span::Id) -> bool {
+        panic!("a user's fault");
+    }
+}
+
+/// It is told that the work has ended, and panics: the value of the work is there all the same.
+#[tokio::test(start_paused = true)]
+async fn a_log_that_panics_at_the_end_of_a_span_harms_no_work() {
+    let locks = LockRegistry::in_memory();
+    beside_others();
+    let _logs = tracing::subscriber::set_default(Faulty);
+    let done = async { 7 }.with_lock(locks.obtain("k")).await;
+    assert_eq!(done.unwrap(), 7);
+    let rows = stream::iter([1, 2]).with_lock(locks.obtain("k"));
+    assert_eq!(rows.try_collect::<Vec<_>>().await.unwrap(), [1, 2]);
+    assert_eq!(locks.in_use(), 0);
 }

@@ -4,15 +4,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use tokio::time::timeout;
 
-use crate::base::{Clock, LockError, Renewal};
+use crate::base::{Check, Clock, LockError, Renewal, StoreError};
 use crate::engine::tests::Silent;
 use crate::handle::LockRegistry;
 use crate::observe::LockEvent;
 use crate::store::MemoryStore;
-use crate::store::contract::{Answer, Outcome, StoreEvent, StoreEvents, SubmittedOp, run_task};
+use crate::store::contract::{
+    Answer, KeyStatus, Op, OpResult, Outcome, Session, SessionConfig, StoreEvent, StoreEvents,
+    SubmittedOp, run_task,
+};
 
 /// Far above what anything here takes on the paused clock.
 const BOUND: Duration = Duration::from_secs(5);
@@ -115,6 +119,29 @@ async fn callers_outside_the_turnstile_at_a_panic_are_told_too() {
     assert!(is_closed(
         timeout(BOUND, waiting).await.expect("it is told")
     ));
+    let engine = Arc::downgrade(&locks.engine);
+    drop(locks);
+    assert_eq!(engine.strong_count(), 0, "it does not keep itself alive");
+}
+
+/// An event that panics has decided what its callers are told, and none of them was told yet. The turnstile does not know of
+/// them any more.
+#[tokio::test(start_paused = true)]
+async fn callers_that_were_to_be_told_at_a_panic_are_told_too() {
+    let locks = LockRegistry::builder(Silent::default()).build().unwrap();
+    let mut waiting = Box::pin(locks.obtain("k").lease());
+    assert!(futures::poll!(&mut waiting).is_pending());
+    let key: Arc<str> = "k".into();
+    let done = locks.engine.at_once(|state, at| {
+        state.feed(at, &key, false, |lines, cx| {
+            lines.feed_all(cx, |turnstile, cx| turnstile.drain(cx));
+            panic!("with verdicts in hand");
+        })
+    });
+    assert!(done.is_none());
+    assert!(is_closed(
+        timeout(BOUND, waiting).await.expect("it is told")
+    ));
 }
 
 /// A user's panic unwinds through the end of a lease, where callers are dropped as well. That is no failure of ours.
@@ -170,19 +197,80 @@ async fn a_panic_in_the_timer_is_told_at_once() {
     assert!(is_closed(locks.obtain("k").lease().await));
 }
 
-/// A session's task that panics takes what it knew with it.
+/// A session's task that panics takes what it knew with it. Whoever sleeps is woken by that, since nothing else may happen
+/// in the registry any more, and the session goes.
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_a_task_of_the_store_closes_the_registry() {
-    let locks = LockRegistry::in_memory();
-    let lease = locks.obtain("k").lease().await.expect("it is free");
-    let engine: Arc<dyn StoreEvents> = locks.engine.clone();
-    let listener = Arc::downgrade(&engine);
-    drop(engine);
-    run_task(listener, async { panic!("in a task") }).await;
-    assert!(
-        timeout(BOUND, lease.lost())
-            .await
-            .expect("it is told")
-            .is_lost()
-    );
+    for drains in [false, true] {
+        let locks = LockRegistry::in_memory();
+        let lease = locks.obtain("k").lease().await.expect("it is free");
+        let loses = tokio::spawn(lease.lost().map(drop));
+        let ends = match drains {
+            true => tokio::spawn(locks.drain(Duration::from_secs(3600))),
+            false => tokio::spawn(locks.events().for_each(|_| std::future::ready(()))),
+        };
+        tokio::task::yield_now().await;
+        assert!(!loses.is_finished() && !ends.is_finished());
+        let engine: Arc<dyn StoreEvents> = locks.engine.clone();
+        let listener = Arc::downgrade(&engine);
+        drop(engine);
+        run_task(listener, async { panic!("in a task") }).await;
+        assert!(
+            timeout(BOUND, lease.lost())
+                .await
+                .expect("it is told")
+                .is_lost()
+        );
+        // No time goes by: the timer does nothing that would wake them.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(loses.is_finished(), "whoever watches is told");
+        assert!(
+            ends.is_finished(),
+            "whoever awaits the end is told: {drains}"
+        );
+        assert!(locks.check().await.is_err(), "it has no session any more");
+    }
+}
+
+/// A session that panics when it is asked.
+#[derive(Debug)]
+struct Panics;
+
+impl Session for Panics {
+    fn start(&self) {}
+
+    fn submit(&self, _: SubmittedOp) {
+        panic!("in a call");
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<Check, StoreError>> {
+        unreachable!("nobody asks")
+    }
+
+    fn ask(&self, _: Arc<str>, _: Op) -> BoxFuture<'static, OpResult> {
+        unreachable!("nobody asks")
+    }
+
+    fn inspect(&self, _: Arc<str>) -> BoxFuture<'static, Result<KeyStatus, StoreError>> {
+        unreachable!("nobody looks")
+    }
+}
+
+impl crate::store::sealed::Sealed for Panics {}
+
+impl crate::store::LockStore for Panics {
+    fn open(&self, _: SessionConfig) -> Arc<dyn Session> {
+        Arc::new(Self)
+    }
+}
+
+/// The same where it panics in the call of whoever arrives: that one is not left waiting.
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_call_of_the_store_closes_the_registry() {
+    let locks = LockRegistry::builder(Panics).build().unwrap();
+    let told = timeout(BOUND, locks.obtain("k").lease()).await;
+    assert!(is_closed(told.expect("it is told")));
+    assert_eq!(locks.engine.in_use(), 0);
 }

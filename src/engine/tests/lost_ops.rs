@@ -1,7 +1,7 @@
 //! Ops that a session loses: no key waits for an answer that never comes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Silent;
 use crate::base::{LockError, Renewal, StoreError};
+use crate::engine::Engine;
 use crate::handle::{Lease, LockRegistry};
 use crate::store::contract::{
     KeyStatus, Op, OpResult, Session, SessionConfig, StoreEvents, SubmittedOp, dropped_error,
@@ -129,6 +130,10 @@ async fn one_that_loses_everything_is_asked_less_and_less_often() {
 struct Locking {
     lock: Arc<Mutex<()>>,
     loses: Arc<AtomicBool>,
+    /// How often it was started.
+    starts: Arc<AtomicUsize>,
+    /// Its registry, which is not locked when it is started.
+    engine: Arc<Mutex<Weak<Engine>>>,
     asked: Silent,
 }
 
@@ -140,6 +145,10 @@ impl Session for Locking {
                 .try_lock()
                 .expect("nothing is called under the lock"),
         );
+        let engine = self.engine.lock().unwrap().upgrade();
+        let is_locked = engine.is_some_and(|engine| engine.state.try_lock().is_none());
+        assert!(!is_locked, "nothing is called under the registry's lock");
+        self.starts.fetch_add(1, Ordering::Relaxed);
     }
 
     fn submit(&self, submitted: SubmittedOp) {
@@ -189,6 +198,23 @@ async fn an_op_may_be_lost_under_the_sessions_lock() {
     sleep(Duration::from_secs(2)).await;
     locks.engine.on_events(store.asked.answers());
     assert!(lease.await.expect("it is free").is_valid());
+}
+
+/// A session's tasks may have ended with their runtime. A quorum may tell of something at once when it is started.
+#[tokio::test(start_paused = true)]
+async fn a_session_is_started_for_each_that_comes_and_with_nothing_locked() {
+    let store = Locking::default();
+    let locks = LockRegistry::builder(store.clone()).build().unwrap();
+    *store.engine.lock().unwrap() = Arc::downgrade(&locks.engine);
+    let starts = || store.starts.swap(0, Ordering::Relaxed);
+    let mut lease = Box::pin(locks.obtain("k").lease());
+    assert!(futures::poll!(&mut lease).is_pending());
+    assert_eq!(starts(), 1, "for the lock");
+    locks.engine.on_events(store.asked.answers());
+    let _lease = lease.await.expect("it is free");
+    starts();
+    assert!(locks.engine.session().is_some());
+    assert_eq!(starts(), 1, "for a question about the store");
 }
 
 /// The last op may outlive its registry, whose destructor closes the session: it must not run under that one's lock.

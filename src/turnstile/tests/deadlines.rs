@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules, withdrawal};
+use crate::base::{LossCause, OnFinish, StoreError};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, WaiterId};
 
 /// The reply took 300 ms, and nobody knows how much of that was the way there: the lease counts
 /// from the sending.
@@ -96,6 +97,26 @@ fn d2_without_an_answer_a_grant_counts_from_the_first_sending() {
     harness.grant(asker(&enter), 1000, 6);
     harness.fail(&again, OpError::Refused(broken()));
     assert_eq!(harness.granted("a").1, deadline(1000, 1000));
+
+    // The first may have been a yield: it was sent at 1000, and perhaps done then.
+    let rules = Rules {
+        local_passes: 0,
+        ..rules()
+    };
+    let mut harness = Harness::with(rules, true);
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    harness.arrive("b", fixed(1000));
+    harness.finish(a);
+    let hand_on = harness.sent();
+    harness.stop_until(1400);
+    harness.lose(&hand_on);
+    harness.up(true);
+    let again = harness.sent();
+    assert_eq!(again, hand_on);
+    harness.stop_until(1500);
+    harness.grant(asker(&hand_on), 1000, 6);
+    harness.fail(&again, OpError::Refused(broken()));
+    assert_eq!(harness.granted("b").1, deadline(1000, 1000));
 }
 
 /// Found by the simulator: stopped after an enter went out. The grant of before is in the socket,
@@ -356,6 +377,68 @@ fn d5_at_the_deadline_the_holder_is_told_and_the_key_released() {
     assert_eq!(harness.sent(), Op::Release { owner });
 }
 
+/// The process stood still, and nobody has seen the deadline pass. Whatever comes first then, the holder is told that it
+/// has lost its lease, and the key is released.
+#[test]
+fn d5_whatever_comes_first_after_the_deadline_finds_the_lease_lost() {
+    type Event = fn(&mut Harness, WaiterId);
+    let events: [(&str, Event); 15] = [
+        ("the timer", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.tick(cx));
+        }),
+        ("an arrival", |harness, _| {
+            harness.arrive("b", fixed(1000));
+        }),
+        ("a caller that leaves", |harness, _| {
+            harness.leave(WaiterId(0));
+        }),
+        ("a new beginning", |harness, a| {
+            harness.restart(a, 0, OnFinish::Release);
+        }),
+        ("an extension", |harness, a| {
+            harness.extend(a, 5000);
+        }),
+        ("a notice", |harness, _| harness.freed()),
+        ("a pause", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.on_pause(cx, WaiterId(0), None));
+        }),
+        ("a grant", |harness, _| {
+            harness.grant(Owner::exclusive(77), 1000, 7);
+        }),
+        ("a ticket of another that is gone", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.ask_again(cx, true));
+        }),
+        ("another that asks no more", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.ask_soon(cx));
+        }),
+        ("an outage", |harness, _| harness.down()),
+        ("a new connection", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.up_renew(cx, false));
+        }),
+        ("its second step", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.up(cx, true));
+        }),
+        ("a shutdown", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
+        }),
+        ("a drain", |harness, _| {
+            harness.feed(|turnstile, cx| turnstile.drain(cx));
+        }),
+    ];
+    for (event, comes) in events {
+        let mut harness = Harness::new();
+        let (a, owner) = harness.hold("a", fixed(1000), 5);
+        harness.stop_until(3000);
+        comes(&mut harness, a);
+        assert_eq!(harness.lost("a"), LossCause::FixedTtl, "{event}");
+        if event == "an outage" {
+            harness.silent();
+            harness.up(true);
+        }
+        assert_eq!(harness.sent(), Op::Release { owner }, "{event}");
+    }
+}
+
 /// A finished lease whose release is not answered by its deadline: nobody can say any more what
 /// became of it.
 #[test]
@@ -370,6 +453,17 @@ fn d5_a_release_unanswered_at_the_deadline_has_failed() {
     assert!(matches!(harness.ended("a"), LeaseEnd::Failed(_)));
     harness.reply(&release, Outcome::Gone { held: true });
     harness.untold("a");
+    assert!(harness.turnstile.is_idle());
+
+    // So has one that the store will never do. It is not sent again.
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(1000), 5);
+    harness.finish(a);
+    let release = harness.sent();
+    let never = StoreError::lasting("no right to release");
+    harness.fail(&release, OpError::Refused(never));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Failed(error) if !error.is_retryable()));
+    harness.silent();
     assert!(harness.turnstile.is_idle());
 }
 
@@ -479,21 +573,26 @@ fn d2_a_grant_can_not_begin_after_it_was_received() {
 }
 
 /// The store may do a renewal after the lease has ended, as long as its connection lasts. What releases the key is needed
-/// for a ttl from then on.
+/// for a ttl from then on: from the answer, or if none came, from when the connection was given up and a ttl later.
 #[test]
 fn o6_a_release_outlasts_the_renewal_in_flight() {
-    let mut harness = Harness::new();
-    let (a, owner) = harness.hold("a", fixed(900).renewed(), 5);
-    harness.wait_until(1300);
-    let renew = harness.sent();
-    assert!(matches!(renew, Op::Renew { .. }));
-    harness.finish(a);
-    let release = harness.sent();
-    harness.wait_until(2100);
-    harness.lose(&renew);
-    harness.fail(&release, OpError::Unsent(broken()));
-    harness.down();
-    harness.wait_until(2900);
-    harness.up(true);
-    assert_eq!(harness.sent(), Op::Release { owner });
+    for (is_answered, until) in [(false, 3922), (true, 3011)] {
+        let mut harness = Harness::new();
+        let (a, owner) = harness.hold("a", fixed(900).renewed(), 5);
+        harness.wait_until(1300);
+        let renew = harness.sent();
+        assert!(matches!(renew, Op::Renew { .. }));
+        harness.finish(a);
+        let release = harness.sent();
+        harness.wait_until(2100);
+        match is_answered {
+            true => harness.reply(&renew, Outcome::Renewed),
+            false => harness.lose(&renew),
+        }
+        harness.fail(&release, OpError::Unsent(broken()));
+        harness.down();
+        harness.wait_until(until - 1);
+        harness.up(true);
+        assert_eq!(harness.sent(), Op::Release { owner });
+    }
 }

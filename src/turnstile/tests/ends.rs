@@ -1,6 +1,7 @@
 //! How leases end but by a release: kept keys, longer leases, adopted ones.
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms, rules};
+use crate::base::{LossCause, OnFinish};
 use crate::store::contract::{Op, OpError, Outcome, Owner};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, Verdict, WaiterVerdict};
 
@@ -1013,4 +1014,49 @@ fn m8_a_ticket_that_is_told_asks_when_the_key_is_free() {
     let again = harness.sent();
     harness.reply(&again, Outcome::Won { epoch: 6 });
     harness.granted("a");
+}
+
+// ---- M9: leases that begin anew when their group is complete
+
+/// Its key was renewed while the last one was waited for. A fixed lease lasts for its ttl from now on, and is not renewed any
+/// more; and its key is kept from now on (M8). One that may be renewed once has that renewal still: the one that was under
+/// way was not its own, and gives it no second if the store refuses it.
+#[test]
+fn m9_a_lease_that_begins_anew_is_as_if_it_were_acquired_now() {
+    let mut harness = Harness::new();
+    let (a, owner) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1200);
+    assert!(!harness.is_kept(a));
+    harness.restart(a, 0, OnFinish::KeepFor(ms(5000)));
+    let renew = harness.sent();
+    assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "a"), deadline(1200, 900));
+    assert!(harness.is_kept(a));
+    harness.wait_until(2088);
+    harness.silent();
+    harness.untold("a");
+    harness.wait_until(2089);
+    assert_eq!(harness.lost("a"), LossCause::FixedTtl);
+    let left = ms(1200 + 5000 - 2089);
+    assert_eq!(harness.sent(), Op::Keep { owner, left });
+
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900).renewed(), 5);
+    harness.wait_until(1300);
+    let before = harness.sent();
+    harness.restart(a, 1, OnFinish::Release);
+    harness.silent();
+    harness.fail(&before, OpError::Refused(broken()));
+    let told = harness.lease_told("a");
+    assert!(matches!(told, LeaseVerdict::Unrenewed(_)), "{told:?}");
+    harness.wait_until(1360);
+    let renew = harness.sent();
+    assert!(matches!(renew, Op::Renew { ttl, .. } if ttl == ms(900)));
+    harness.reply(&renew, Outcome::Renewed);
+    let told = harness.lease_told("a");
+    assert!(
+        matches!(told, LeaseVerdict::Prolonged { last: true, .. }),
+        "{told:?}"
+    );
 }

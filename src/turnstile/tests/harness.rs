@@ -265,6 +265,11 @@ impl Harness {
         self.feed(|turnstile, cx| turnstile.take(cx, id))
     }
 
+    /// The lease begins anew.
+    pub(super) fn restart(&mut self, id: WaiterId, renewals: u32, on_finish: OnFinish) {
+        self.feed(|turnstile, cx| turnstile.restart(cx, id, renewals, on_finish));
+    }
+
     pub(super) fn finish(&mut self, id: WaiterId) {
         self.feed(|turnstile, cx| turnstile.finish(cx, id, EndMode::Release));
     }

@@ -243,29 +243,31 @@ fn m5_a_ticket_that_is_there_ends_the_questions() {
 }
 
 /// A ticket that has waited for long was never asked for again, so its grant is proved by an old answer (D2). The
-/// watchdog does not wait for a third of the ttl then.
+/// watchdog does not wait for a third of the ttl then, and a fixed lease has the rest of its ttl by a renewal, too (W3).
 #[test]
 fn d2_a_grant_after_a_long_wait_is_renewed_at_once() {
-    let mut key = Key::new();
-    key.readers(&["first"]);
-    let mut waiter = key.waiter("second");
-    (waiter.ttl, waiter.renewals) = (ms(900), u32::MAX);
-    let mode = Mode::Shared;
-    let second = key.feed(|lines, cx| lines.arrive(cx, mode, waiter));
-    let enter = key.sent().remove(0);
-    key.reply(&enter, entered(1));
-    while key.now < ms(700_000) {
-        key.wait_until(key.now.as_millis() as u64 + 1000);
-        for op in key.sent() {
-            assert_ne!(op.owner(), enter.owner());
-            key.reply(&op, busy(30_000, 0));
+    for renewals in [u32::MAX, 0] {
+        let mut key = Key::new();
+        key.readers(&["first"]);
+        let mut waiter = key.waiter("second");
+        (waiter.ttl, waiter.renewals) = (ms(900), renewals);
+        let mode = Mode::Shared;
+        let second = key.feed(|lines, cx| lines.arrive(cx, mode, waiter));
+        let enter = key.sent().remove(0);
+        key.reply(&enter, entered(1));
+        while key.now < ms(700_000) {
+            key.wait_until(key.now.as_millis() as u64 + 1000);
+            for op in key.sent() {
+                assert_ne!(op.owner(), enter.owner());
+                key.reply(&op, busy(30_000, 0));
+            }
         }
+        key.grant(enter.owner(), 6);
+        assert!(key.is_granted("second"));
+        assert!(key.feed(|lines, cx| lines.feed(cx, second, |line, cx| line.take(cx, second))));
+        let sent = key.sent();
+        assert!(matches!(sent[..], [Op::Renew { .. }, ..]), "{sent:?}");
     }
-    key.grant(enter.owner(), 6);
-    assert!(key.is_granted("second"));
-    assert!(key.feed(|lines, cx| lines.feed(cx, second, |line, cx| line.take(cx, second))));
-    let sent = key.sent();
-    assert!(matches!(sent[..], [Op::Renew { .. }, ..]), "{sent:?}");
 }
 
 /// The store has lost its data, and nobody was told. Whoever finds its ticket gone makes the others ask.
@@ -279,9 +281,12 @@ fn m5_a_ticket_that_is_gone_makes_all_ask() {
     key.wait_until(13_500);
     let again = key.sent();
     let first = again.iter().find(|op| op.owner() == readers[0].1).unwrap();
+    let writers = again.iter().find(|op| op.owner() == enter.owner()).unwrap();
+    key.reply(writers, busy(30_000, 3));
     key.reply(first, entered(9));
     let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
     assert!(asked.contains(&readers[1].1) && asked.contains(&readers[2].1));
+    assert!(asked.contains(&enter.owner()));
     // Their answers make nobody ask again.
     for owner in [readers[1].1, readers[2].1] {
         let (ttl, score) = (ms(30_000), Some(1));
@@ -289,6 +294,49 @@ fn m5_a_ticket_that_is_gone_makes_all_ask() {
     }
     let more: Vec<_> = key.sent().iter().map(Op::owner).collect();
     assert!(!more.contains(&readers[0].1), "{more:?}");
+}
+
+/// So does a writer that finds its ticket gone. It does not ask once more itself.
+#[test]
+fn m5_a_writer_whose_ticket_is_gone_makes_all_readers_ask() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b"]);
+    key.arrive("writer", Mode::Exclusive);
+    let enter = key.sent().remove(0);
+    key.reply(&enter, entered(2));
+    key.wait_until(13_500);
+    let asked = key.sent();
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    for again in &asked {
+        if again.owner() != enter.owner() {
+            key.reply(again, busy(30_000, 0));
+        }
+    }
+    for again in &asked {
+        if again.owner() == enter.owner() {
+            key.reply(again, entered(9));
+        }
+    }
+    let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+    assert_eq!(asked, [readers[0].1, readers[1].1]);
+}
+
+/// O4: the node of a cluster may have ended a subscription on a connection that stands. Nobody was told that it was down,
+/// and a grant may have been missed for each ticket, not just for that of the first.
+#[test]
+fn o4_every_ticket_of_a_registry_is_entered_again() {
+    for is_down in [true, false] {
+        let mut key = Key::new();
+        let readers = key.readers(&["a", "b", "c"]);
+        if is_down {
+            let error = crate::base::StoreError::new("the connection is gone");
+            key.feed(|lines, cx| lines.feed_all(cx, |line, cx| line.down(cx, &error)));
+        }
+        key.feed(|lines, cx| lines.feed_all(cx, |line, cx| line.up_renew(cx, false)));
+        key.feed(|lines, cx| lines.feed_all(cx, |line, cx| line.up(cx, true)));
+        let asked: Vec<_> = key.sent().iter().map(Op::owner).collect();
+        assert_eq!(asked, [readers[0].1, readers[1].1, readers[2].1]);
+    }
 }
 
 /// A grant for a shared owner that nobody knows is given back, in its mode.
@@ -303,6 +351,23 @@ fn o1_a_shared_grant_for_nobody_is_released() {
     assert_eq!(sent, [Op::Release { owner }]);
     key.reply(&sent[0], Outcome::Gone { held: true });
     assert!(key.lines.is_idle());
+}
+
+/// A reader has left, its withdrawal is answered, and only then comes the grant that was on its way to it. It is for nobody,
+/// though another reader of this registry still waits.
+#[test]
+fn o1_a_grant_for_a_line_that_is_over_is_released() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b"]);
+    let (a, owner) = readers[0];
+    key.feed(|lines, cx| lines.feed(cx, a, |line, cx| line.leave(cx, a)));
+    let withdraw = key.sent().remove(0);
+    assert!(matches!(withdraw, Op::Withdraw { owner: of, .. } if of == owner));
+    key.reply(&withdraw, Outcome::Gone { held: true });
+    assert_eq!(key.sent(), []);
+    key.grant(owner, 6);
+    assert_eq!(key.sent(), [Op::Release { owner }]);
+    assert!(!key.is_granted("b"));
 }
 
 /// Whoever serves the rest of a queue awaits no answer.
@@ -396,6 +461,55 @@ fn w1_shared_waiters_fill_the_queue_while_the_store_is_away() {
             verdict,
             Verdict::Waiter(WaiterVerdict::Refused(NotGranted::QueueFull))
         ));
+    }
+}
+
+/// The store is known to be away when the first caller of a key comes. It hears at once that it waits. It is not kept for a
+/// first answer: at the end of its wait it is told why the store is away.
+#[test]
+fn w1_a_key_of_a_store_that_is_believed_to_be_away_is_not_waited_for_longer() {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut key = Key::new();
+        let error = crate::base::StoreError::new("the connection is gone");
+        let expected = error.to_string();
+        key.feed(|lines, _| lines.assume_down(error));
+        let waiter = Waiter {
+            until: ms(1100),
+            hears_of_others: true,
+            ..key.waiter("a")
+        };
+        key.feed(|lines, cx| lines.arrive(cx, mode, waiter));
+        let told = key.told.pop().map(|(_, verdict)| verdict);
+        assert!(
+            matches!(told, Some(Verdict::Waiter(WaiterVerdict::Waits))),
+            "{told:?}"
+        );
+        key.wait_until(1100);
+        match key.told.pop() {
+            Some((_, Verdict::Waiter(WaiterVerdict::Refused(NotGranted::Failed(error))))) => {
+                assert_eq!(error.to_string(), expected);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// For so long must its grants arrive. A holder expects none.
+#[test]
+fn a_key_may_have_a_ticket_while_anybody_waits_for_it() {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut key = Key::new();
+        assert!(!key.lines.may_have_ticket());
+        let a = key.arrive("a", mode);
+        assert!(key.lines.may_have_ticket());
+        let enter = key.sent().remove(0);
+        key.reply(&enter, entered(1));
+        assert!(key.lines.may_have_ticket());
+        key.grant(enter.owner(), 6);
+        assert!(key.feed(|lines, cx| lines.feed(cx, a, |line, cx| line.take(cx, a))));
+        assert!(!key.lines.may_have_ticket());
+        key.arrive("b", mode);
+        assert!(key.lines.may_have_ticket());
     }
 }
 

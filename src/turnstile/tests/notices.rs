@@ -11,6 +11,14 @@ const BUSY: Outcome = Outcome::Busy {
     holder: None,
 };
 
+/// The answer to one that did not subscribe, or of a store where nobody can.
+const BUSY_WITHOUT_A_PLACE: Outcome = Outcome::Busy {
+    left: None,
+    score: None,
+    entered: false,
+    holder: None,
+};
+
 /// Somebody waits, pauses for five seconds each time, and was told once that it is busy.
 fn waiting(harness: &mut Harness) {
     harness.pause = Some(ms(5000));
@@ -80,6 +88,47 @@ fn w7_a_flood_of_notices_makes_a_handful_of_questions() {
     assert!((12..=66).contains(&questions), "{questions} in 30 s");
 }
 
+/// Several nodes tell of one release, and the question for it has its moment already. They do not count, so the one after
+/// the next release comes no later.
+#[test]
+fn w7_a_notice_that_moves_no_question_does_not_count() {
+    let mut harness = Harness::with(rules(), false);
+    waiting(&mut harness);
+    harness.freed();
+    let first = harness.sent();
+    harness.reply(&first, BUSY);
+    for _ in 0..8 {
+        harness.freed();
+    }
+    harness.wait_until(1030);
+    let second = harness.sent();
+    harness.reply(&second, BUSY);
+    harness.freed();
+    harness.wait_until(1090);
+    harness.sent();
+    assert_eq!(harness.asked, ["a"], "its pause goes on");
+}
+
+/// A notice has interrupted the pause of one that has left since. Whoever asks once does not wait for the rest of it.
+#[test]
+fn w7_one_that_asks_once_does_not_wait_for_the_rest_of_a_pause() {
+    let mut harness = Harness::with(rules(), false);
+    harness.pause = Some(ms(5000));
+    let id = harness.arrive("a", fixed(1000));
+    let listen = harness.sent();
+    harness.reply(&listen, BUSY);
+    harness.freed();
+    let early = harness.sent();
+    harness.leave(id);
+    harness.arrive("once", fixed(1000).once());
+    harness.reply(&early, BUSY);
+    harness.untold("once");
+    let attempt = harness.sent();
+    assert!(matches!(attempt, Op::Attempt { .. }), "{attempt:?}");
+    harness.reply(&attempt, BUSY);
+    assert!(matches!(harness.refused("once"), NotGranted::Busy(_)));
+}
+
 /// It may be seen before the answer that says who has the key, and be newer than that.
 #[test]
 fn w7_a_notice_that_comes_before_the_answer_counts() {
@@ -129,24 +178,42 @@ fn w7_an_owner_that_leaves_is_unsubscribed() {
     harness.up(false);
     let owner = asker(&listen);
     assert_eq!(harness.sent(), Op::Unlisten { owner });
+    // Not so where the store has no place for it, as it has answered since.
+    let mut harness = Harness::with(rules(), false);
+    let id = harness.arrive("c", fixed(1000));
+    let listen = harness.sent();
+    harness.lose(&listen);
+    harness.up(false);
+    let again = harness.sent();
+    assert_eq!(again, listen);
+    harness.reply(&again, BUSY_WITHOUT_A_PLACE);
+    harness.leave(id);
+    harness.silent();
+    assert!(harness.turnstile.is_idle());
 }
 
-/// Its owner asked once more since, for a caller that needs no subscription, and that answer is lost.
+/// Its owner asked once more since, for a caller that needs no subscription, and that answer is lost, or says nothing of it.
 #[test]
 fn w7_an_owner_whose_last_answer_is_lost_is_unsubscribed() {
-    let mut harness = Harness::with(rules(), false);
-    let id = harness.arrive("a", fixed(1000));
-    let listen = harness.sent();
-    let owner = asker(&listen);
-    harness.leave(id);
-    harness.arrive("b", fixed(1000).once());
-    harness.reply(&listen, BUSY);
-    let attempt = harness.sent();
-    let ttl = ms(1000);
-    assert_eq!(attempt, Op::Attempt { owner, ttl });
-    harness.lose(&attempt);
-    harness.up(false);
-    assert_eq!(harness.sent(), Op::Unlisten { owner });
+    for is_lost in [true, false] {
+        let mut harness = Harness::with(rules(), false);
+        let id = harness.arrive("a", fixed(1000));
+        let listen = harness.sent();
+        let owner = asker(&listen);
+        harness.leave(id);
+        harness.arrive("b", fixed(1000).once());
+        harness.reply(&listen, BUSY);
+        let attempt = harness.sent();
+        let ttl = ms(1000);
+        assert_eq!(attempt, Op::Attempt { owner, ttl });
+        if is_lost {
+            harness.lose(&attempt);
+            harness.up(false);
+        } else {
+            harness.reply(&attempt, BUSY_WITHOUT_A_PLACE);
+        }
+        assert_eq!(harness.sent(), Op::Unlisten { owner });
+    }
 }
 
 /// A caller that asks once is not to be told: it has gone by then, and others wait.

@@ -392,6 +392,77 @@ fn o6_a_release_is_pending_as_long_as_a_lost_renewal_may_keep_the_lock() {
     assert!(harness.turnstile.is_idle());
 }
 
+/// A server that refuses a release is asked again after a pause, which grows as that after questions does. So is a session
+/// that has dropped it.
+#[test]
+fn o6_a_refused_release_is_sent_again_after_a_pause_that_grows() {
+    for is_dropped in [false, true] {
+        let mut harness = Harness::new();
+        let (a, owner) = harness.hold("a", fixed(30_000), 5);
+        harness.finish(a);
+        for pause in [50, 100, 200, 400] {
+            let release = harness.sent();
+            assert_eq!(release, Op::Release { owner });
+            match is_dropped {
+                true => harness.feed(|turnstile, cx| turnstile.op_dropped(cx, &release)),
+                false => harness.fail(&release, OpError::Refused(broken())),
+            }
+            let now = harness.now.as_millis() as u64;
+            harness.wait_until(now + pause);
+            harness.silent();
+            harness.wait_until(now + pause + 50);
+        }
+        let release = harness.sent();
+        harness.untold("a");
+        harness.reply(&release, Outcome::Gone { held: true });
+        assert!(matches!(harness.ended("a"), LeaseEnd::Released));
+        assert!(harness.turnstile.is_idle());
+    }
+}
+
+/// A lease that was released, a grant for nobody, and an attempt whose caller has left: the store may have the key for a
+/// ttl and the drift of its clock, and an attempt may be done until its connection was given up (O5). So long the release
+/// is owed, and no longer.
+#[test]
+fn o5_a_release_is_owed_as_long_as_its_key_may_be_there() {
+    let begins: [fn(&mut Harness) -> (Op, u64); 3] = [
+        |harness| {
+            let (a, _) = harness.hold("a", fixed(1000), 5);
+            harness.finish(a);
+            let release = harness.sent();
+            harness.lose(&release);
+            (release, 2012)
+        },
+        |harness| {
+            harness.grant(Owner::exclusive(77), 1000, 7);
+            let release = harness.sent();
+            harness.lose(&release);
+            (release, 2012)
+        },
+        |harness| {
+            harness.arrive("a", fixed(1000).once());
+            let attempt = harness.sent();
+            harness.lose(&attempt);
+            let owner = asker(&attempt);
+            (Op::Release { owner }, 3012)
+        },
+    ];
+    for begin in begins {
+        let mut harness = Harness::new();
+        let (release, until) = begin(&mut harness);
+        harness.wait_until(until - 1);
+        harness.up(true);
+        assert_eq!(harness.sent(), release);
+
+        let mut harness = Harness::new();
+        begin(&mut harness);
+        harness.wait_until(until);
+        harness.up(true);
+        harness.silent();
+        assert!(harness.turnstile.is_idle());
+    }
+}
+
 /// A yield whose fate is unknown, and nobody left who wants its new ticket: the old lock first,
 /// then the new ticket, or the release might grant the lock to the very ticket that is to go.
 #[test]

@@ -99,6 +99,15 @@ fn o6_nobody_holds_when_the_registry_has_hung_up() {
     harness.finish(a);
     harness.untold("a");
     harness.silent();
+
+    // Nor does anybody wait for an answer that cannot come any more.
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(9000), 5);
+    harness.finish(a);
+    assert!(matches!(harness.sent(), Op::Release { .. }));
+    harness.untold("a");
+    harness.feed(|turnstile, cx| turnstile.disconnect(cx));
+    assert!(matches!(harness.ended("a"), LeaseEnd::Closed));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::harness::{Harness, broken, busy_by, fixed, ms};
 use crate::base::LossCause;
-use crate::store::contract::{Op, OpError, Outcome};
+use crate::store::contract::{Op, OpError, Outcome, Owner};
 
 /// Whom the store has named last, and what is left of the time that it named.
 #[test]
@@ -113,6 +113,12 @@ fn a_lease_that_may_not_be_renewed_again_says_so() {
     harness.reply(&renew, Outcome::Renewed);
     harness.wait_until(3000);
     assert_eq!(harness.lost("a"), LossCause::LastRenewal);
+
+    // Not if that last renewal had no answer.
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed_at_most(1), 5);
+    harness.wait_until(1889);
+    assert_eq!(harness.lost("a"), LossCause::NotRenewed);
 }
 
 /// Since the connection broke, and not since the last renewal.
@@ -127,6 +133,19 @@ fn a_lease_that_the_store_was_away_for_says_for_how_long() {
     harness.down();
     harness.wait_until(1889);
     let lasted = ms(689);
+    assert_eq!(harness.lost("a"), LossCause::StoreUnreachable { lasted });
+
+    // What the store has refused before that is no outage.
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(900).renewed(), 5);
+    harness.grant(Owner::exclusive(77), 1000, 7);
+    let release = harness.sent();
+    harness.wait_until(1100);
+    harness.fail(&release, OpError::Refused(broken()));
+    harness.wait_until(1150);
+    harness.down();
+    harness.wait_until(1889);
+    let lasted = ms(739);
     assert_eq!(harness.lost("a"), LossCause::StoreUnreachable { lasted });
 }
 
@@ -163,12 +182,14 @@ fn a_lease_that_ended_while_the_process_stood_still_says_so() {
     for (seen_until, since) in [(1100, 1300), (1301, 1300)] {
         let mut harness = Harness::new();
         let (id, _) = harness.hold("a", fixed(900).renewed(), 5);
+        let other = harness.arrive("b", fixed(900));
         harness.wait_until(seen_until);
         harness.stop_until(61_000);
         let lasted = ms(61_000 - since);
         let expected = LossCause::StoodStill { lasted };
         let turnstile = &harness.turnstile;
         assert_eq!(turnstile.cause_of_expiry(harness.now, id), Some(expected));
+        assert_eq!(turnstile.cause_of_expiry(harness.now, other), None);
         harness.feed(|turnstile, cx| turnstile.tick(cx));
         assert_eq!(harness.lost("a"), expected);
         assert_eq!(harness.turnstile.cause_of_expiry(harness.now, id), None);

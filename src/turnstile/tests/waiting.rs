@@ -6,7 +6,7 @@ use super::harness::{
     Harness, asker, broken, busy, busy_by, deadline, fixed, ms, rules, withdrawal,
 };
 use crate::store::contract::{Op, OpError, Outcome};
-use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, WaiterVerdict};
+use crate::turnstile::{LeaseEnd, LeaseVerdict, NotGranted, Rules, WaiterId, WaiterVerdict};
 
 /// A thousand callers on one busy key cost the store one call.
 #[test]
@@ -235,6 +235,27 @@ fn w5_without_pushes_attempts_are_repeated_and_nothing_is_entered() {
     harness.granted("a");
 }
 
+/// The policy of the first has ended, and its wait with that. The next one's is asked; after the last nothing is left in
+/// the store.
+#[test]
+fn w5_when_a_policy_ends_the_next_one_is_asked() {
+    let mut harness = Harness::with(rules(), false);
+    harness.pause = None;
+    harness.arrive("a", fixed(1000));
+    harness.arrive("b", fixed(1000));
+    let listen = harness.sent();
+    harness.reply(&listen, busy(5000, 0));
+    for caller in ["a", "b"] {
+        assert!(matches!(harness.refused(caller), NotGranted::Busy(_)));
+    }
+    assert_eq!(harness.asked, ["a", "b"]);
+    let owner = asker(&listen);
+    let unlisten = harness.sent();
+    assert_eq!(unlisten, Op::Unlisten { owner });
+    harness.reply(&unlisten, Outcome::Gone { held: false });
+    assert!(harness.turnstile.is_idle());
+}
+
 /// A caller that asks once is told by the answer to an op that went out after it came, not by one
 /// that was on its way before: the lock may have come free in between.
 #[test]
@@ -259,6 +280,15 @@ fn w5_once_is_answered_by_an_attempt_of_its_own() {
     assert!(matches!(second, Op::Attempt { .. }));
     harness.reply(&second, Outcome::Won { epoch: 5 });
     harness.granted("b");
+
+    // If the attempt wins, the other caller's turn is over before it has come.
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).once());
+    let attempt = harness.sent();
+    harness.arrive("b", fixed(1000).once());
+    harness.reply(&attempt, Outcome::Won { epoch: 5 });
+    harness.granted("a");
+    assert!(matches!(harness.refused("b"), NotGranted::Busy(Some(_))));
 }
 
 /// A caller that asks once does not overtake those who do.
@@ -299,6 +329,61 @@ fn w1_at_the_end_of_its_wait_a_waiter_is_told() {
     assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
 }
 
+/// The process stood still, and nobody has seen the wait end. Whatever comes first then, the waiter is told, and its ticket
+/// is withdrawn. Nothing is asked for it any more.
+#[test]
+fn w1_whatever_comes_first_after_a_wait_finds_it_over() {
+    type Event = fn(&mut Harness);
+    let events: [(&str, Event); 10] = [
+        ("the timer", |harness| {
+            harness.feed(|turnstile, cx| turnstile.tick(cx));
+        }),
+        ("a caller that leaves", |harness| {
+            harness.leave(WaiterId(0));
+        }),
+        ("a notice", |harness| harness.freed()),
+        ("a pause", |harness| {
+            harness.feed(|turnstile, cx| turnstile.on_pause(cx, WaiterId(0), None));
+        }),
+        ("a ticket of another that is gone", |harness| {
+            harness.feed(|turnstile, cx| turnstile.ask_again(cx, true));
+        }),
+        ("another that asks no more", |harness| {
+            harness.feed(|turnstile, cx| turnstile.ask_soon(cx));
+        }),
+        ("an outage", |harness| harness.down()),
+        ("a new connection", |harness| {
+            harness.feed(|turnstile, cx| turnstile.up(cx, true));
+        }),
+        ("a shutdown", |harness| {
+            harness.feed(|turnstile, cx| turnstile.close(cx, |_| None));
+        }),
+        ("a drain", |harness| {
+            harness.feed(|turnstile, cx| turnstile.drain(cx));
+        }),
+    ];
+    for (event, comes) in events {
+        let mut harness = Harness::new();
+        harness.arrive("a", fixed(1000).until(1500));
+        let enter = harness.sent();
+        harness.reply(&enter, busy(9000, 1));
+        harness.stop_until(2000);
+        comes(&mut harness);
+        let refusal = harness.refused("a");
+        assert!(
+            matches!(refusal, NotGranted::Busy(_)),
+            "{event}: {refusal:?}"
+        );
+        if event == "an outage" {
+            // Whoever comes next has no use for that ticket.
+            harness.arrive("b", fixed(1000));
+            harness.silent();
+            harness.up(true);
+        }
+        assert_eq!(harness.sent(), withdrawal(&enter), "{event}");
+    }
+}
+
 /// "Busy" is what the store, or a holder in this process, has said. A store that does not answer is told as what it is,
 /// and its first answer is awaited even by one who waits for others less long.
 #[test]
@@ -310,6 +395,63 @@ fn a_store_that_does_not_answer_is_not_busy() {
     harness.untold("a");
     harness.wait_until(2000);
     assert!(matches!(harness.refused("a"), NotGranted::Failed(error) if error.is_retryable()));
+
+    // Nor is one that has failed, and is asked anew.
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    harness.fail(&enter, OpError::Refused(broken()));
+    harness.arrive("b", fixed(1000).until(1100));
+    harness.up(true);
+    assert_eq!(asker(&harness.sent()), asker(&enter));
+    harness.wait_until(1100);
+    assert!(matches!(harness.refused("b"), NotGranted::Failed(_)));
+}
+
+/// The store refuses so many questions.
+fn refuses(harness: &mut Harness, times: u32) {
+    for _ in 0..times {
+        let enter = harness.sent();
+        harness.fail(&enter, OpError::Refused(broken()));
+        let next = harness.turnstile.next_timeout().expect("it asks again");
+        harness.wait_until(next.as_millis() as u64 + 1);
+    }
+}
+
+/// What it has refused before does not count any more: neither for what a waiter is told at the end of its wait, nor for
+/// the pause after its next refusal. The same after an outage.
+#[test]
+fn w1_a_store_that_answers_again_has_not_failed() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000).until(8000));
+    refuses(&mut harness, 3);
+    let enter = harness.sent();
+    harness.reply(&enter, busy(500, 1));
+    let now = harness.now.as_millis() as u64;
+    harness.wait_until(now + 550);
+    let enter = harness.sent();
+    harness.fail(&enter, OpError::Refused(broken()));
+    harness.wait_until(now + 650);
+    let enter = harness.sent();
+    harness.reply(&enter, busy(30_000, 1));
+    harness.wait_until(8000);
+    assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
+
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(1000));
+    refuses(&mut harness, 3);
+    let enter = harness.sent();
+    harness.lose(&enter);
+    harness.up(true);
+    let enter = harness.sent();
+    let now = harness.now.as_millis() as u64;
+    harness.arrive("b", fixed(1000).until(now + 100));
+    harness.wait_until(now + 100);
+    // The first answer of the new connection is awaited.
+    harness.untold("b");
+    harness.fail(&enter, OpError::Refused(broken()));
+    harness.wait_until(now + 200);
+    assert_eq!(asker(&harness.sent()), asker(&enter));
 }
 
 /// A store that is known to be away is not awaited for longer than others.
@@ -345,6 +487,16 @@ fn a_first_answer_that_is_late_counts() {
     harness.wait_until(1500);
     harness.reply(&enter, busy(5000, 1));
     assert!(matches!(harness.refused("a"), NotGranted::Busy(_)));
+
+    // So does a win that is over on arrival (D4): the wait for others ends at its own time.
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(100).until(1150));
+    let enter = harness.sent();
+    harness.wait_until(1120);
+    harness.reply(&enter, Outcome::Won { epoch: 1 });
+    harness.untold("a");
+    harness.wait_until(1150);
+    assert!(matches!(harness.refused("a"), NotGranted::Failed(_)));
 }
 
 /// Nothing is asked for one who comes while a ticket of its registry is in the queue: the answer is known.
@@ -382,6 +534,20 @@ fn a_waiter_behind_a_local_holder_is_busy_at_the_end_of_its_wait() {
     harness.wait_until(1100);
     assert!(matches!(harness.refused("before"), NotGranted::Busy(_)));
     assert!(matches!(harness.refused("after"), NotGranted::Busy(_)));
+
+    // It hears that it waits when the other has the key, and not only if somebody comes after it.
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(5000));
+    harness.arrive("before", fixed(1000).until(1100).hearing());
+    let enter = harness.sent();
+    harness.reply(&enter, Outcome::Won { epoch: 1 });
+    harness.granted("a");
+    assert!(matches!(
+        harness.waiter_told("before"),
+        WaiterVerdict::Waits
+    ));
+    harness.wait_until(1100);
+    assert!(matches!(harness.refused("before"), NotGranted::Busy(_)));
 }
 
 /// From the store, or from a holder here. Whoever does not want to know is not told.

@@ -200,6 +200,29 @@ fn w3_a_fixed_lease_that_was_refused_its_renewal_asks_again() {
     harness.silent();
     harness.wait_until(5948);
     assert!(matches!(harness.ended("b"), LeaseEnd::Lost(_)));
+
+    // A new connection renews before that, and once is enough.
+    let mut harness = Harness::new();
+    let a = harness.arrive("a", fixed(1000));
+    let enter = harness.sent();
+    let b = harness.arrive("b", fixed(5000));
+    harness.reply(&enter, busy(700, 1));
+    harness.leave(a);
+    harness.grant(asker(&enter), 1000, 6);
+    harness.granted("b");
+    assert!(harness.take(b));
+    let renew = harness.sent();
+    harness.fail(&renew, OpError::Refused(broken()));
+    assert!(matches!(
+        harness.lease_told("b"),
+        LeaseVerdict::Unrenewed(_)
+    ));
+    harness.up(true);
+    let renew = harness.sent();
+    harness.reply(&renew, Outcome::Renewed);
+    assert_eq!(prolonged(&mut harness, "b"), deadline(1000, 5000));
+    harness.wait_until(5947);
+    harness.silent();
 }
 
 /// A connection that broke again and again prolonged a bounded lease without end: each new connection renews, and those

@@ -220,6 +220,190 @@ fn a_node_for_which_something_is_pending_is_not_forgotten() {
     );
 }
 
+/// G1: else it would be connected to again without a pause, if it came back into the map.
+#[test]
+fn g1_a_node_that_has_left_the_map_keeps_its_pause() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    session.shared.change(|change| {
+        let later = Instant::now() + Duration::from_secs(3600);
+        change.state.nodes[1].backoff.failed(later, None);
+    });
+    assert_eq!(
+        install(&session, [("a:1", FIRST), ("c:1", SECOND)]),
+        ["a:1", "b:1", "c:1"]
+    );
+}
+
+/// On a runtime that nobody drives: what is started there does nothing.
+fn on_a_runtime(run: impl FnOnce()) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let _guard = runtime.enter();
+    run();
+}
+
+fn has_task(session: &DriverSession<Halves>, id: NodeId) -> bool {
+    session.shared.lock().nodes[id].has_task
+}
+
+/// A ticket waits for the subscription to its grants. The node's task may sleep, or have ended.
+#[test]
+fn a_ticket_wakes_the_node_that_is_to_push_its_grants() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    let wake = session.shared.lock().nodes[0].wake.clone();
+    assert!(wake.notified().now_or_never().is_none());
+    let (old, new) = (Owner::exclusive(1), Owner::exclusive(2));
+    let ttl = Duration::from_secs(30);
+    let turn = || SubmittedOp::unattended("k", Op::Yield { old, new, ttl });
+    on_a_runtime(|| {
+        session.submit(turn());
+        assert!(has_task(&session, 0), "it is started");
+    });
+    assert!(wake.notified().now_or_never().is_some(), "it is woken");
+
+    // W5: if the node cannot push, somebody must tell the registry so, or its key is not asked for any more.
+    let reason = "no right to subscribe".to_owned();
+    session.shared.lock().nodes[0].no_push = Some(reason);
+    on_a_runtime(|| {
+        session.submit(turn());
+        assert!(session.shared.lock().search.is_running);
+    });
+}
+
+/// The registry asks again for a key, and renews a lease, when it is told that the key's node is connected. So a node to
+/// which slots have moved is connected to, and after the end of a runtime somebody tells of the nodes that stand.
+#[test]
+fn keys_that_wait_for_a_connection_have_somebody_who_makes_it_or_tells_of_it() {
+    let moved = session();
+    install(&moved, [("a:1", FIRST), ("a:1", SECOND)]);
+    on_a_runtime(|| {
+        install(&moved, [("a:1", FIRST), ("b:1", SECOND)]);
+        assert!(has_task(&moved, 1));
+    });
+
+    for waits in [false, true] {
+        let left = session();
+        install(&left, [("a:1", FIRST), ("a:1", SECOND)]);
+        left.shared.lock().unsettled = waits.then_some(7).into_iter().collect();
+        on_a_runtime(|| {
+            left.shared.lack_task();
+            left.start();
+            assert_eq!(left.shared.lock().search.is_running, waits);
+        });
+    }
+}
+
+/// What a change tells: `None` of an outage, and of each connection whether the whole store is back.
+fn told(
+    session: &DriverSession<Halves>,
+    change: impl FnOnce(&mut Change<'_, Halves>),
+) -> Vec<Option<bool>> {
+    let complete = |event: StoreEvent| match event {
+        StoreEvent::Up { complete, .. } => Some(complete),
+        StoreEvent::Down { .. } => None,
+        other => panic!("{other:?}"),
+    };
+    session.shared.change(|it| {
+        change(it);
+        it.effects.events.drain(..).map(complete).collect()
+    })
+}
+
+/// The registry hears once that an outage is over, when all servers are back that are needed. If nobody needs a server
+/// that was lost, no connection tells it so.
+#[test]
+fn the_end_of_an_outage_is_told_once_also_if_nobody_needs_the_server() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    let settles = || told(&session, |change| change.settle());
+    let loses_b = || {
+        told(&session, |change| {
+            change.state.nodes[1].is_lost = true;
+            change.give_up(1, Vec::new(), Vec::new(), StoreError::new("gone"));
+        })
+    };
+    // Its slots are nobody's any more.
+    let needs_no_b = || {
+        session.shared.change(|change| {
+            change.state.unsettled.clear();
+            change.state.nodes[1].is_lost = false;
+        });
+    };
+    session.shared.change(|change| {
+        for node in &mut change.state.nodes {
+            node.is_connected = true;
+        }
+    });
+    assert_eq!(settles(), [Some(true), Some(true)]);
+    assert!(settles().is_empty(), "it is told once");
+
+    assert_eq!(loses_b(), [None]);
+    needs_no_b();
+    assert_eq!(settles(), [Some(true)]);
+    assert!(settles().is_empty(), "it is told once");
+
+    // A key of the other server is told of before.
+    assert_eq!(loses_b(), [None]);
+    session.shared.lock().unsettled.insert(*FIRST.start());
+    assert_eq!(settles(), [Some(false)]);
+    needs_no_b();
+    assert_eq!(settles(), [Some(true)]);
+    assert!(settles().is_empty(), "it is told once");
+}
+
+/// Nobody is to rely on a connection that has gone with its runtime: neither the keys of the node, nor who asks it for the
+/// map.
+#[test]
+fn a_node_whose_task_has_gone_is_not_connected_any_more() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    let (asks, mut asked) = oneshot::channel();
+    session.shared.change(|change| {
+        let node = &mut change.state.nodes[0];
+        node.is_connected = true;
+        node.maps.push(asks);
+    });
+    session.shared.abandoned(0, true, Vec::new(), Vec::new());
+    assert!(asked.try_recv().is_err(), "it has no answer");
+    let is_up = session.shared.change(|change| {
+        change.settle();
+        let mut told = change.effects.events.drain(..);
+        told.any(|event| matches!(event, StoreEvent::Up { scope, .. } if scope.contains("k")))
+    });
+    assert!(!is_up);
+}
+
+/// Whoever asked for something that was not sent hears why; and the key is told of when its node is connected.
+#[test]
+fn what_was_not_sent_is_told_with_its_reason() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    session.shared.lock().unsettled.clear();
+    let (owner, ttl) = (Owner::exclusive(1), Duration::from_secs(30));
+    let mut attempted = session.ask("k".into(), Op::Attempt { owner, ttl });
+    let mut seen = session.inspect("k".into());
+    assert!((&mut attempted).now_or_never().is_none());
+    assert!((&mut seen).now_or_never().is_none());
+
+    // It has waited too long for a connection.
+    let within = Duration::ZERO;
+    session.shared.change(|change| change.answer_old(0, within));
+    match attempted.now_or_never().expect("it is told") {
+        Err(OpError::Unsent(error)) => assert!(error.to_string().contains("Silent"), "{error}"),
+        other => panic!("{other:?}"),
+    }
+    let slot = session.shared.backend.slot("k");
+    assert_eq!(unsettled(&session), SlotSet::from([slot]));
+
+    let error = StoreError::new("no such server");
+    session.shared.lost(0, error, Vec::new(), Vec::new(), None);
+    let error = seen.now_or_never().expect("it is told").unwrap_err();
+    assert_eq!(error.to_string(), "no such server");
+}
+
 /// Each place in which a session keeps requests: none of them is lost there without a word.
 #[test]
 fn a_request_that_is_lost_inside_is_told_as_lost() {
