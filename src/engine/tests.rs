@@ -931,7 +931,7 @@ fn does_not_hang<F: Future<Output = ()>>(what: impl FnOnce() -> F + Send + 'stat
         runtime.block_on(what());
         done.send(()).unwrap();
     });
-    let told = is_done.recv_timeout(Duration::from_secs(10));
+    let told = is_done.recv_timeout(Duration::from_secs(60));
     if told != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
         thread.join().unwrap();
     }

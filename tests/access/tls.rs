@@ -544,7 +544,7 @@ async fn plain_and_tls_ports_are_told_apart() {
                 let _ = std::io::Read::read(&mut client.unwrap(), &mut [0; 1024]);
             }
         });
-        let begin = Instant::now();
+        let within = Duration::from_secs(2);
         for (url, supposed) in [
             (plain.tls_url("localhost"), "may not speak TLS"),
             (closing_url, "may not speak TLS"),
@@ -553,16 +553,21 @@ async fn plain_and_tls_ports_are_told_apart() {
                 "may require TLS",
             ),
         ] {
-            let store = RedisStore::builder(&url).connect_timeout(Duration::from_millis(300));
+            let store = RedisStore::builder(&url).connect_timeout(within);
             let registry = LockRegistry::builder(store.connect_lazy().unwrap())
-                .response_timeout(Duration::from_millis(300))
+                .response_timeout(within)
                 .build()
                 .unwrap();
-            let error = told(registry.obtain("k").lease_within(BOUND / 4).await);
+            let begin = Instant::now();
+            let error = told(registry.obtain("k").lease_within(2 * within).await);
+            assert!(
+                begin.elapsed() < 2 * within + BOUND,
+                "{:?}",
+                begin.elapsed()
+            );
             assert!(error.to_string().contains(supposed), "{url}: {error}");
             assert!(error.is_retryable(), "it may be away: {error}");
         }
-        assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
     })
     .await;
 }
