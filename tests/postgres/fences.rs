@@ -277,10 +277,12 @@ async fn an_adoption_waits_for_the_transaction_as_long_as_its_caller() {
 #[tokio::test]
 async fn m8_a_kept_key_waits_for_the_transaction() {
     let (server, one, other) = shop().await;
+    // So long that it can be looked at meanwhile.
+    let kept = ms(4000);
     for shared in [false, true] {
         let lock = one.obtain("account:1");
         let lock = if shared { lock.shared() } else { lock };
-        let lease = lock.on_finish(OnFinish::KeepFor(ms(800)));
+        let lease = lock.on_finish(OnFinish::KeepFor(kept));
         let lease = lease.lease().await.unwrap();
         let (view, token) = (lease.view(), lease.token());
         let mut client = client(&server.url()).await;
@@ -293,7 +295,7 @@ async fn m8_a_kept_key_waits_for_the_transaction() {
         let lock = other.obtain("account:1");
         let seen = lock.inspect().await.unwrap();
         assert!(seen.owner().unwrap().contains("+kept:"));
-        tokio::time::sleep(ms(1200)).await;
+        tokio::time::sleep(kept + ms(400)).await;
         assert!(!lock.acquire_once().await.unwrap(), "not even now");
         transaction.execute(SPEND, &[]).await.unwrap();
         transaction.commit().await.unwrap();
