@@ -196,6 +196,10 @@ fn the_time_to_a_far_store_is_part_of_the_wait() {
         proxy.accept();
         let done = waiter.end();
         assert_eq!(done.code, Some(75), "{}", done.err);
+        // The time in which the store was away is told as well.
+        let (_, told) = done.err.split_once("not acquired within ").unwrap();
+        let (waited, _) = told.split_once("s:").unwrap();
+        assert!(waited.parse::<f64>().unwrap() >= 8.0, "{}", done.err);
     });
 }
 
