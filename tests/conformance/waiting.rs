@@ -156,7 +156,8 @@ pub(crate) async fn a_waiter_that_gave_up_leaves_nothing_in_the_way(w: &dyn Worl
     let watch = holder.obtain("k");
 
     let lock = impatient.obtain("k");
-    let mut gives_up = lock.acquire_within(ms(300));
+    // When all the others are in the queue.
+    let mut gives_up = lock.acquire_within(ms(4000));
     assert!(poll_once(&mut gives_up).await.is_none());
     waiting(&watch, 1).await;
     let lock = dropped.obtain("k");

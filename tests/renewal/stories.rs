@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
 use crate::{
-    BOUND, LATE, assert_silent, assert_took, builder, ms, nothing_left, registry, renewals, usable,
+    BOUND, LATE, assert_silent, assert_took, builder, counted_lease, ms, nothing_left, registry,
+    renewals, usable,
 };
 
 /// #7272: the watchdog was started by a callback on the acquisition and stopped by one on the release, and nothing put
@@ -321,7 +322,6 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
 #[tokio::test]
 async fn a_lock_with_a_ttl_of_its_own_has_no_watchdog() {
     on_a_steady_machine(async || {
-        // An answer that takes a twentieth of it would be made up for by a renewal.
         let ttl = ms(3000);
         let server = RedisServer::start();
         let locks = registry(&server.url(), ms(30_000)).await;
@@ -333,8 +333,7 @@ async fn a_lock_with_a_ttl_of_its_own_has_no_watchdog() {
         for (locks, own) in [(&locks, Some(ttl)), (&off, None)] {
             let lock = locks.obtain("k");
             let lock = own.map_or(lock.clone(), |ttl| lock.ttl(ttl));
-            let begin = Instant::now();
-            let lease = lock.lease().await.unwrap();
+            let (begin, lease) = counted_lease(&server, &lock, ttl).await;
             let deadline = lease.deadline();
             server.reset_stats();
             assert!(lease.lost().await.is_lost());
