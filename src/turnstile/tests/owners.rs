@@ -425,7 +425,8 @@ fn o6_a_refused_release_is_sent_again_after_a_pause_that_grows() {
 /// is owed, and no longer.
 #[test]
 fn o5_a_release_is_owed_as_long_as_its_key_may_be_there() {
-    let begins: [fn(&mut Harness) -> (Op, u64); 3] = [
+    type Begin = fn(&mut Harness) -> (Op, u64);
+    let begins: [Begin; 3] = [
         |harness| {
             let (a, _) = harness.hold("a", fixed(1000), 5);
             harness.finish(a);
