@@ -98,10 +98,18 @@ pub(crate) fn a_busy_runtime_is_told_of_once_each_time(w: &dyn World) {
             let told = told_so_far(&mut events).await;
             assert_eq!(told_of(&told), 1, "{told:#?}");
             assert!(registry.obtain("other").acquire_once().await.unwrap());
-            // Its own tasks are looked for once more.
-            tokio::time::sleep(TTL).await;
+            // Its own tasks are looked for once more. A busy machine may keep the runtime from them, too.
+            let (begin, mut longest) = (Instant::now(), ms(0));
+            while begin.elapsed() < TTL {
+                let round = Instant::now();
+                tokio::time::sleep(ms(5)).await;
+                longest = longest.max(round.elapsed());
+            }
             let told = told_so_far(&mut events).await;
-            assert_eq!(told_of(&told), 0, "{told:#?}");
+            assert!(
+                told_of(&told) == 0 || longest > ms(50),
+                "{longest:?}: {told:#?}"
+            );
         }
         lease.release().await.unwrap();
     });
