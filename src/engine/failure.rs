@@ -84,7 +84,7 @@ impl Engine {
         deferred.callbacks.forget_losses();
         self.events.end();
         deferred.policies = Default::default();
-        // Without it nothing is sent.
+        // Without a session nothing is sent.
         deferred.session = None;
         deferred.became_idle = true;
         deferred.released_engine = state.keep_alive.take();

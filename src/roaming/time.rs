@@ -36,7 +36,7 @@ pub(crate) struct Sleep {
     turns: u8,
 }
 
-/// If the deadline is over already, it is not late.
+/// A timer that is set when its deadline is over already is not late: nothing has been awaited so far.
 pub(crate) fn sleep_until(deadline: Instant) -> Sleep {
     Sleep {
         timer: time::sleep_until(deadline),
@@ -62,7 +62,7 @@ impl Sleep {
         self.deadline
     }
 
-    /// If the deadline is over already, it is late.
+    /// If the deadline is over already, the timer is late: what was awaited until then may have come.
     #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) fn reset(self: Pin<&mut Self>, deadline: Instant) {
         let this = self.project();
