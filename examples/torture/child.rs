@@ -197,8 +197,12 @@ async fn shut_down(registry: LockRegistry, response_timeout: Duration, log: &Log
     log.write(&Line::Closing { at: now() });
     registry.shutdown().await;
     let took = begin.elapsed();
-    // Three response time-outs at most, and what a busy machine adds.
-    if took > 3 * response_timeout + BUSY {
+    // So long it waits for answers.
+    let longest = 3 * response_timeout;
+    if took >= longest {
+        log.write(&Line::GaveUp { at: now() });
+    }
+    if took > longest + BUSY {
         let what = format!("the shutdown took {took:?}");
         log.write(&Line::Wrong { what });
     }

@@ -48,6 +48,8 @@ pub(crate) enum Line {
     Waited { wait: u64, at: u64, how: String },
     /// Its registry is about to be shut down: whatever it holds it releases from now on.
     Closing { at: u64 },
+    /// The shutdown ended without an answer to all that it sent: what it did not get to is left to run out.
+    GaveUp { at: u64 },
     /// How many tasks the runtime had left after the registry was shut down, and how many callers never came to an end.
     Left { tasks: u64, callers: u64 },
     /// A write with the token of a lease that was over was refused, or let through since nobody had come after it.
@@ -80,6 +82,7 @@ impl fmt::Display for Line {
             Self::Waits { wait, at, limit } => write!(f, "waits {wait} {at} {limit}"),
             Self::Waited { wait, at, how } => write!(f, "waited {wait} {at} {how}"),
             Self::Closing { at } => write!(f, "closing {at}"),
+            Self::GaveUp { at } => write!(f, "gave-up {at}"),
             Self::Left { tasks, callers } => write!(f, "left {tasks} {callers}"),
             Self::Late { refused } => write!(f, "late {}", u8::from(*refused)),
             Self::Wrong { what } => write!(f, "wrong {}", what.replace('\n', " / ")),
@@ -127,6 +130,7 @@ impl Line {
                 how: text(2)?,
             },
             "closing" => Self::Closing { at: number(0)? },
+            "gave-up" => Self::GaveUp { at: number(0)? },
             "left" => Self::Left {
                 tasks: number(0)?,
                 callers: number(1)?,

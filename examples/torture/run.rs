@@ -37,6 +37,9 @@ pub(crate) const BUSY: Duration = Duration::from_secs(2);
 /// How long a child may take to end when told to.
 const PARTING: Duration = Duration::from_secs(15);
 
+/// So long a queue outlasts a lock, of which nobody hears any more.
+const LONGEST_QUEUE: Duration = Duration::from_secs(61).saturating_add(TTL);
+
 /// So long no tenure lasts here: the longest hold, a stopped process and passes, several times over.
 const LONGEST_TENURE: Duration = Duration::from_secs(20);
 
@@ -78,6 +81,8 @@ struct Run {
     /// Since when the same owner is seen at a key.
     seen: Vec<(StoredLock, Instant)>,
     votes: Votes,
+    /// Whose shutdown ended without all answers.
+    gave_up: Vec<Child>,
     report: Report,
 }
 
@@ -121,6 +126,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
         waits: Waits::new(lateness.as_nanos() as u64),
         struck: Vec::new(),
         seen: Vec::new(),
+        gave_up: Vec::new(),
         report,
     };
     for slot in 0..SLOTS {
@@ -329,6 +335,7 @@ impl Run {
                     self.report.late_refused += u64::from(refused);
                 }
                 Line::Closing { at } => self.holds.closing(child, at),
+                Line::GaveUp { .. } => self.gave_up.push(child),
                 Line::Left { tasks, callers } => {
                     self.report.tasks_left += tasks;
                     if callers > 0 {
@@ -409,12 +416,15 @@ impl Run {
         let row = self.row.take().expect("it went on until now");
         let mut servers = row.join();
         // A call that was on its way is done until the server gives it up, and what it locked is left to its ttl.
+        let mut longest = self.longest_silence + TTL + BUSY;
+        let gave_up = |child: &Process| self.gave_up.contains(&child.child);
+        if self.children.iter().any(gave_up) {
+            longest = longest.max(LONGEST_QUEUE + BUSY);
+        }
         let begin = Instant::now();
         self.report.leftovers = loop {
             let leftovers = servers.leftovers();
-            if leftovers == Leftovers::default()
-                || begin.elapsed() > self.longest_silence + TTL + BUSY
-            {
+            if leftovers == Leftovers::default() || begin.elapsed() > longest {
                 break leftovers;
             }
             std::thread::sleep(STEP);

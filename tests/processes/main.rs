@@ -9,7 +9,7 @@ mod pipelines;
 mod support;
 mod workers;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use lock_server::{BOUND, LockServer, registry_builder, wait_for_queue};
@@ -17,6 +17,9 @@ use lockstream::{LockRegistry, Renewal};
 use support::{Proxy, RedisServer, Role, Way, Worker, ms, on_a_steady_machine, wait_until};
 use tokio::time::{sleep, timeout};
 use workers::ANSWER_WITHIN;
+
+/// For so long a machine may stand still. Whoever is not told that a lease is over asks after 8 s or later (W2).
+const LATE: Duration = ms(2_000);
 
 async fn registry(url: &str) -> LockRegistry {
     registry_builder(url).await.build().unwrap()
@@ -96,7 +99,7 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>()
     let waiting = tokio::spawn(here.obtain("k").lease());
     wait_for_queue(&server, 1).await;
     holder.sigkill();
-    let lease = timeout(ttl + ms(500), waiting)
+    let lease = timeout(ttl + LATE, waiting)
         .await
         .expect("in time")
         .unwrap()
@@ -105,7 +108,7 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>()
         begin.elapsed() >= ttl,
         "taken from a holder that might live"
     );
-    assert!(held_at_the_latest.elapsed() <= ttl + ms(500));
+    assert!(held_at_the_latest.elapsed() <= ttl + LATE);
     assert!(lease.token().get() > token);
     lease.release().await.unwrap();
     assert_eq!(server.leftovers(), [""; 0]);
@@ -115,6 +118,7 @@ async fn the_lock_of_a_killed_holder_comes_when_its_ttl_is_over<S: LockServer>()
 async fn a_killed_job_is_done_again_when_its_ttl_is_over<S: LockServer>() {
     let server = S::start();
     let here = registry(&server.url()).await;
+    let ttl = ms(3_000);
     let job = [("TTL", "3000"), ("KEEP_FOR", "60000")];
     let mut holder = spawn(&server, "holder", &job);
     holder.expect_line("holds ", BOUND).await;
@@ -122,8 +126,8 @@ async fn a_killed_job_is_done_again_when_its_ttl_is_over<S: LockServer>() {
     let waiting = tokio::spawn(here.obtain("k").lease());
     wait_for_queue(&server, 1).await;
     holder.sigkill();
-    let lease = timeout(ms(3_500), waiting).await.expect("in time");
-    assert!(held_at_the_latest.elapsed() <= ms(3_500));
+    let lease = timeout(ttl + LATE, waiting).await.expect("in time");
+    assert!(held_at_the_latest.elapsed() <= ttl + LATE);
     lease.unwrap().unwrap().release().await.unwrap();
     assert_eq!(server.leftovers(), [""; 0]);
 }
@@ -153,7 +157,7 @@ async fn a_killed_waiter_is_passed_by<S: LockServer>() {
     for (left, mut worker) in [1, 0].into_iter().zip(living) {
         let released = Instant::now();
         let next: u64 = worker.expect_line("holds ", BOUND).await.parse().unwrap();
-        assert!(released.elapsed() < ms(1_000), "{:?}", released.elapsed());
+        assert!(released.elapsed() < LATE, "{:?}", released.elapsed());
         assert_eq!(server.queue(), left);
         assert!(next > token);
         token = next;
@@ -220,7 +224,7 @@ async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServ
     assert!(!here.obtain("k").acquire_within(2 * ttl).await.unwrap());
     holder.tell("stop");
     holder.until_stopped();
-    let lease = timeout(ttl + ms(500), here.obtain("k").lease()).await;
+    let lease = timeout(ttl + LATE, here.obtain("k").lease()).await;
     let lease = lease.expect("within its ttl and a margin").unwrap();
     assert!(
         lease.token().get() > token,
@@ -261,7 +265,7 @@ async fn a_stopped_waiter_costs_its_own_ttl<S: LockServer>() {
     lease.release().await.unwrap();
     let next = timeout(BOUND, next).await.unwrap().unwrap().unwrap();
     let took = released.elapsed();
-    assert!(took >= ms(700) && took < ttl + ms(800 + 500), "{took:?}");
+    assert!(took >= ms(700) && took < ttl + ms(800) + LATE, "{took:?}");
     // It wakes to a grant that is over, does not believe it, and enters the queue again.
     stopped.sigcont();
     wait_for_queue(&server, 1).await;
@@ -325,15 +329,16 @@ async fn the_permit_of_a_killed_holder_comes_back<S: LockServer>() {
     let here = registry(&server.url()).await;
     let permit = here.obtain("k").permits(2);
     let stays = permit.lease().await.unwrap();
+    let ttl = ms(3_000);
     let mut holder = spawn(&server, "holder", &[("TTL", "3000"), ("MODE", "permit")]);
     holder.expect_line("holds ", BOUND).await;
     let held_at_the_latest = Instant::now();
     let waiting = tokio::spawn(permit.lease());
     wait_for_queue(&server, 1).await;
     holder.sigkill();
-    let lease = timeout(ms(3_500), waiting).await.expect("in time");
+    let lease = timeout(ttl + LATE, waiting).await.expect("in time");
     let lease = lease.unwrap().unwrap();
-    assert!(held_at_the_latest.elapsed() <= ms(3_500));
+    assert!(held_at_the_latest.elapsed() <= ttl + LATE);
     assert!(stays.is_valid());
     lease.release().await.unwrap();
     stays.release().await.unwrap();
@@ -369,12 +374,7 @@ async fn a_killed_writer_does_not_keep_readers_waiting<S: LockServer>() {
         server.connections() < connections
     })
     .await;
-    let lease = here
-        .obtain("k")
-        .shared()
-        .lease_within(ms(1_000))
-        .await
-        .unwrap();
+    let lease = here.obtain("k").shared().lease_within(LATE).await.unwrap();
     lease.release().await.unwrap();
     held.release().await.unwrap();
     assert_eq!(server.leftovers(), [""; 0]);

@@ -1019,6 +1019,7 @@ fn every_line_of_a_log_can_be_read_again() {
             how: "busy".to_owned(),
         },
         Line::Closing { at: 10 },
+        Line::GaveUp { at: 11 },
         Line::Left {
             tasks: 11,
             callers: 12,
