@@ -14,10 +14,13 @@ use crate::base::model::check_with_tasks;
 use crate::handle::LockRegistry;
 use crate::store::{LockStore, MemoryStore};
 
-/// Without the heartbeat: a thread of the system's is not part of a model.
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Without the heartbeat: a thread of the system's is not part of a model. Nothing is over because the machine stands still.
 fn registry(store: impl LockStore) -> LockRegistry {
-    let builder = LockRegistry::builder(store);
-    builder.renew_while_busy(Duration::ZERO).build().unwrap()
+    let builder = LockRegistry::builder(store).renew_while_busy(Duration::ZERO);
+    let builder = builder.ttl(2 * HOUR).response_timeout(HOUR);
+    builder.build().unwrap()
 }
 
 /// Two registries on one store, one of them with two callers. Each caller has the key in its turn, alone, and then nothing
