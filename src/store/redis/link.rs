@@ -348,9 +348,14 @@ impl<T> Link<T> {
         let oldest = self.sent.front();
         // Whoever waits for a question has a time-out.
         let oldest = oldest.filter(|sent| !matches!(sent.purpose, Purpose::Question));
-        let Some(due) = oldest.map(|sent| sent.at + self.within) else {
+        let Some(sent_at) = oldest.map(|sent| sent.at) else {
             return Poll::Pending;
         };
+        let due = sent_at + self.within;
+        // Of an earlier request, and over before this one was sent. A timer that is late would be put off first.
+        if self.alarm.deadline() <= sent_at {
+            self.alarm.as_mut().reset(due);
+        }
         while self.alarm.as_mut().poll(cx).is_ready() {
             // If it was set for an earlier request, what has come for this one may not have been seen.
             if self.alarm.deadline() == due {

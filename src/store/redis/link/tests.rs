@@ -334,6 +334,22 @@ async fn the_oldest_request_is_answered_in_time_or_ends_the_connection() {
     assert_eq!(began.elapsed(), BOUND / 2 + BOUND);
 }
 
+/// The alarm of an earlier request is late then. To put it off would wake the runtime twice for nothing.
+#[tokio::test]
+async fn an_alarm_that_was_over_before_a_request_is_set_for_it_at_once() {
+    let (mut link, mut server) = pair();
+    link.answers_within(Duration::from_millis(1));
+    server.write_all(b"+one\r\n").await.unwrap();
+    link.send(1, Instant::now(), &ping());
+    assert_eq!(reply(&mut link).await, (1, simple("one")));
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    link.within = BOUND;
+    let at = Instant::now();
+    link.send(2, at, &ping());
+    let _ = link.ready();
+    assert_eq!(link.alarm.deadline(), at + BOUND);
+}
+
 #[tokio::test]
 async fn a_message_has_a_limit_and_many_of_them_have_none() {
     const MESSAGE: usize = 1 << 20;
