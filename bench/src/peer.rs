@@ -101,7 +101,7 @@ async fn play<L: Library>(role: &str, url: &str, args: Args) -> Outcome<()> {
 struct Task {
     /// Asked, held, about to release.
     turns: Mutex<Vec<[Nanos; 3]>>,
-    /// Or 0.
+    /// Or 0. It is not begun anew when it was refused.
     waiting_since: AtomicU64,
     failures: AtomicU64,
     error: Mutex<String>,
@@ -109,8 +109,8 @@ struct Task {
 
 /// Many tasks, each of which takes and releases a lock again and again.
 async fn run<L: Library>(lib: Arc<L>, mut hear: Hear, args: Args) -> Outcome<()> {
-    turns(&lib, &args, args.millis("warm")).await;
-    say("warm", json!({}));
+    let (_, cold) = turns(&lib, &args, args.millis("warm")).await;
+    say("warm", json!({ "hung": cold }));
     let _ = hear.next_line().await;
     let (begin, used) = (clock::now(), clock::processor_time());
     let (tasks, hung) = turns(&lib, &args, args.millis("millis")).await;
@@ -122,6 +122,7 @@ async fn run<L: Library>(lib: Arc<L>, mut hear: Hear, args: Args) -> Outcome<()>
         for [asked, held, left] in task.turns.lock().expect("no panic").iter() {
             let _ = writeln!(journal, "{key} {number} {asked} {held} {left}");
         }
+        // It waits still, or was refused when it asked last.
         let since = task.waiting_since.load(Ordering::Relaxed);
         if since > 0 {
             let _ = writeln!(journal, "{key} {number} {since} 0 0");
@@ -152,18 +153,21 @@ async fn turns<L: Library>(lib: &Arc<L>, args: &Args, time: Duration) -> (Vec<Ar
             let me = Arc::clone(&task);
             running.spawn(async move {
                 let lock = lib.lock(&key);
-                let mut turns = Vec::new();
                 while clock::now() < end {
-                    let asked = clock::now();
+                    let asked = match me.waiting_since.load(Ordering::Relaxed) {
+                        0 => clock::now(),
+                        since => since,
+                    };
                     me.waiting_since.store(asked, Ordering::Relaxed);
                     let done = async {
                         let held = lib.acquire(&lock).await?;
                         let at = clock::now();
-                        me.waiting_since.store(0, Ordering::Relaxed);
                         if inside > 0 {
                             sleep(Duration::from_millis(inside)).await;
                         }
-                        turns.push([asked, at, clock::now()]);
+                        me.waiting_since.store(0, Ordering::Relaxed);
+                        let turn = [asked, at, clock::now()];
+                        me.turns.lock().expect("no panic").push(turn);
                         lib.release(held).await
                     };
                     if let Err(error) = done.await {
@@ -171,13 +175,7 @@ async fn turns<L: Library>(lib: &Arc<L>, args: &Args, time: Duration) -> (Vec<Ar
                         *me.error.lock().expect("no panic") = error;
                         sleep(Duration::from_millis(10)).await;
                     }
-                    // What one that hangs has done is seen as well.
-                    if turns.len() >= 1_000 || inside > 0 {
-                        me.turns.lock().expect("no panic").append(&mut turns);
-                    }
                 }
-                me.waiting_since.store(0, Ordering::Relaxed);
-                me.turns.lock().expect("no panic").append(&mut turns);
             });
             task
         })
@@ -218,23 +216,32 @@ async fn hold<L: Library>(lib: &L, mut hear: Hear, args: Args) -> Outcome<()> {
 /// Works for so many milliseconds under a lock, one at a time, unless the library says that it is lost. Meanwhile another
 /// task of this process may compute.
 async fn work<L: Library>(lib: &L, args: Args) -> Outcome<()> {
-    let held = lib
-        .acquire(&lib.lock(&format!("{}0", args.text("key"))))
-        .await?;
+    let lock = lib.lock(&format!("{}0", args.text("key")));
+    let held = loop {
+        match lib.acquire(&lock).await {
+            Ok(held) => break held,
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    };
     say("held", json!({}));
     let compute: u64 = args.number("compute");
     if compute > 0 {
         let end = clock::now() + compute * MILLISECOND;
         tokio::spawn(async move { while clock::now() < end {} });
     }
-    let (mut last, mut ticks) = (0, 0);
-    while ticks < args.number::<u64>("millis") && !L::is_lost(&held) {
-        last = clock::now();
-        ticks += 1;
+    let (mut last, mut worked, mut gaps) = (clock::now(), 0, Vec::new());
+    while worked < args.number::<u64>("millis") * MILLISECOND && !L::is_lost(&held) {
+        let at = clock::now();
+        // When its process was stopped, or had no processor, it did not work.
+        if at - last > 100 * MILLISECOND {
+            gaps.push([last, at]);
+        }
+        worked += (at - last).min(5 * MILLISECOND);
+        last = at;
         sleep(Duration::from_millis(1)).await;
     }
     let told = L::is_lost(&held);
-    say("ended", json!({ "last": last, "told": told }));
+    say("ended", json!({ "last": last, "gaps": gaps, "told": told }));
     // It may be refused, as it should be if it is lost.
     let _ = timeout(Duration::from_secs(5), lib.release(held)).await;
     Ok(())
@@ -246,8 +253,13 @@ async fn wait<L: Library>(lib: Arc<L>, mut hear: Hear, args: Args) -> Outcome<()
         let lib = Arc::clone(&lib);
         let lock = lib.lock(&format!("{}0", args.text("key")));
         tokio::spawn(async move {
-            let held = lib.acquire(&lock).await?;
-            lib.release(held).await
+            let done = async {
+                let held = lib.acquire(&lock).await?;
+                lib.release(held).await
+            };
+            if let Err(error) = done.await {
+                say("gave-up", json!({ "error": error }));
+            }
         });
     }
     say("waiting", json!({}));

@@ -66,7 +66,8 @@ func open(lib, addr string, ttl time.Duration) (locker, error) {
 				}
 				return nil
 			}
-			return held{unlock, never}, nil
+			// It says until when the lock is surely had, and leaves it to its user to look.
+			return held{unlock, func() bool { return !time.Now().Before(m.Until()) }}, nil
 		}, nil
 	case "redislock":
 		// https://github.com/bsm/redislock: its example's LinearBackoff(100ms), without its bound of three tries.

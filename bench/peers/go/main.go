@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,8 +89,9 @@ func run(lock locker, args map[string]string) {
 	}
 	// A turn is three points in time: asked, held, about to release.
 	type task struct {
+		sync.Mutex
 		turns        []int64
-		waitingSince atomic.Int64
+		waitingSince int64
 		failures     int
 		error        string
 	}
@@ -102,23 +102,30 @@ func run(lock locker, args map[string]string) {
 			each[i] = &task{}
 			go func(me *task, key string) {
 				for now() < end {
-					asked := now()
-					me.waitingSince.Store(asked)
+					me.Lock()
+					if me.waitingSince == 0 {
+						me.waitingSince = now()
+					}
+					asked := me.waitingSince
+					me.Unlock()
 					held, err := lock(key)
 					if err == nil {
 						at := now()
-						me.waitingSince.Store(0)
 						time.Sleep(inside)
+						me.Lock()
+						me.waitingSince = 0
 						me.turns = append(me.turns, asked, at, now())
+						me.Unlock()
 						err = held.unlock()
 					}
 					if err != nil {
+						me.Lock()
 						me.failures++
 						me.error = err.Error()
+						me.Unlock()
 						time.Sleep(10 * time.Millisecond)
 					}
 				}
-				me.waitingSince.Store(0)
 				done <- 1
 			}(each[i], key(i))
 		}
@@ -134,8 +141,8 @@ func run(lock locker, args map[string]string) {
 		}
 		return each, 0
 	}
-	all(number(args, "warm"))
-	say("warm", nil)
+	_, cold := all(number(args, "warm"))
+	say("warm", map[string]any{"hung": cold})
 	hear.Scan()
 	begin, used := now(), processorTime()
 	each, hung := all(number(args, "millis"))
@@ -147,9 +154,10 @@ func run(lock locker, args map[string]string) {
 	out := bufio.NewWriter(file)
 	failures, first := 0, ""
 	for i, task := range each {
-		if since := task.waitingSince.Load(); since > 0 {
+		task.Lock() // it may still write
+		// It waits still, or was refused when it asked last.
+		if since := task.waitingSince; since > 0 {
 			fmt.Fprintln(out, key(i), i, since, 0, 0)
-			continue // it may still write
 		}
 		for t := 0; t < len(task.turns); t += 3 {
 			fmt.Fprintln(out, key(i), i, task.turns[t], task.turns[t+1], task.turns[t+2])
@@ -185,7 +193,9 @@ func hold(lock locker, args map[string]string) {
 		}
 		say("releasing", nil)
 		for _, held := range all {
-			held.unlock()
+			if err := held.unlock(); err != nil {
+				fail(err)
+			}
 		}
 		all = nil
 	}
@@ -195,8 +205,9 @@ func hold(lock locker, args map[string]string) {
 // others of this process may compute.
 func work(lock locker, args map[string]string) {
 	held, err := lock(args["key"] + "0")
-	if err != nil {
-		fail(err)
+	for err != nil {
+		time.Sleep(100 * time.Millisecond)
+		held, err = lock(args["key"] + "0")
 	}
 	say("held", nil)
 	if compute := number(args, "compute"); compute > 0 {
@@ -205,12 +216,18 @@ func work(lock locker, args map[string]string) {
 			}
 		}()
 	}
-	var last int64
-	for i := int64(0); i < number(args, "millis") && !held.lost(); i++ {
-		last = now()
+	last, worked, gaps := now(), int64(0), [][2]int64{}
+	for worked < number(args, "millis")*1e6 && !held.lost() {
+		at := now()
+		// When its process was stopped, or had no processor, it did not work.
+		if at-last > 100e6 {
+			gaps = append(gaps, [2]int64{last, at})
+		}
+		worked += min(at-last, 5e6)
+		last = at
 		time.Sleep(time.Millisecond)
 	}
-	say("ended", map[string]any{"last": last, "told": held.lost()})
+	say("ended", map[string]any{"last": last, "gaps": gaps, "told": held.lost()})
 	held.unlock()
 }
 
@@ -218,9 +235,12 @@ func work(lock locker, args map[string]string) {
 func wait(lock locker, args map[string]string) {
 	for i := int64(0); i < number(args, "tasks"); i++ {
 		go func() {
-			if held, err := lock(args["key"] + "0"); err == nil {
-				held.unlock()
+			held, err := lock(args["key"] + "0")
+			if err != nil {
+				say("gave-up", map[string]any{"error": err.Error()})
+				return
 			}
+			held.unlock()
 		}()
 	}
 	say("waiting", nil)

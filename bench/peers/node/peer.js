@@ -68,13 +68,13 @@ async function run(lock) {
   const key = (task) => (args.hot === "1" ? "hot" : `free-${args.name}-${task}`);
   async function one(me, key, end) {
     while (now() < end) {
-      const asked = now();
+      const asked = me.waitingSince || now();
       me.waitingSince = asked;
       try {
         const held = await lock(key);
         const at = now();
-        me.waitingSince = 0;
         if (inside) await sleep(inside);
+        me.waitingSince = 0;
         me.turns.push(asked, at, now());
         await held.unlock();
       } catch (error) {
@@ -83,7 +83,6 @@ async function run(lock) {
         await sleep(10);
       }
     }
-    me.waitingSince = 0;
     me.done = true;
   }
   async function all(millis) {
@@ -95,8 +94,8 @@ async function run(lock) {
     await Promise.race([ended, patience]);
     return [each, each.filter((me) => !me.done).length];
   }
-  await all(Number(args.warm));
-  say("warm");
+  const [, cold] = await all(Number(args.warm));
+  say("warm", { hung: cold });
   await hear();
   const begin = now();
   const before = process.cpuUsage();
@@ -108,6 +107,7 @@ async function run(lock) {
     for (let t = 0; t < me.turns.length; t += 3) {
       text += `${key(i)} ${i} ${me.turns[t]} ${me.turns[t + 1]} ${me.turns[t + 2]}\n`;
     }
+    // It waits still, or was refused when it asked last.
     if (me.waitingSince) text += `${key(i)} ${i} ${me.waitingSince} 0 0\n`;
   });
   writeFileSync(args.journal, text);
@@ -138,7 +138,8 @@ async function hold(lock) {
 /** Works for so many milliseconds under a lock, one at a time, unless the library says that it is lost. Meanwhile others
  * of this process may compute. */
 async function work(lock) {
-  const held = await lock(`${args.key}0`);
+  let held;
+  while (!held) held = await lock(`${args.key}0`).catch(() => sleep(100));
   say("held");
   const compute = Number(args.compute ?? 0);
   if (compute) {
@@ -147,19 +148,25 @@ async function work(lock) {
       while (now() < end);
     });
   }
-  let last = 0;
-  for (let i = 0; i < Number(args.millis) && !held.lost(); i++) {
-    last = now();
+  const gaps = [];
+  let last = now();
+  for (let worked = 0; worked < Number(args.millis) * MILLISECOND && !held.lost(); ) {
+    const at = now();
+    // When its process was stopped, or had no processor, it did not work.
+    if (at - last > 100 * MILLISECOND) gaps.push([last, at]);
+    worked += Math.min(at - last, 5 * MILLISECOND);
+    last = at;
     await sleep(1);
   }
-  say("ended", { last, told: held.lost() });
+  say("ended", { last, gaps, told: held.lost() });
   await Promise.resolve(held.unlock()).catch(() => {});
 }
 
 /** Many tasks wait for one key. */
 async function wait(lock) {
   for (let i = 0; i < Number(args.tasks); i++) {
-    lock(`${args.key}0`).then((held) => held.unlock(), () => {});
+    const gaveUp = (error) => say("gave-up", { error: String(error) });
+    lock(`${args.key}0`).then((held) => held.unlock(), gaveUp);
   }
   await turn();
   say("waiting");

@@ -70,21 +70,20 @@ def run(lib, args):
 
     def one(me, key, end):
         while now() < end:
-            asked = now()
+            asked = me["waiting_since"] or now()
             me["waiting_since"] = asked
             try:
                 held = lib.lock(key)
                 at = now()
-                me["waiting_since"] = 0
                 if inside:
                     time.sleep(inside)
+                me["waiting_since"] = 0
                 me["turns"].append((asked, at, now()))
                 held.unlock()
             except Exception as error:
                 me["failures"] += 1
                 me["error"] = repr(error)
                 time.sleep(0.01)
-        me["waiting_since"] = 0
 
     def all_of(millis):
         end = now() + millis * 1_000_000
@@ -98,8 +97,8 @@ def run(lib, args):
             thread.join(max(0, patience - now()) / 1e9)
         return each, sum(thread.is_alive() for thread in threads)
 
-    all_of(int(args["warm"]))
-    say("warm")
+    _, cold = all_of(int(args["warm"]))
+    say("warm", hung=cold)
     sys.stdin.readline()
     begin, used = now(), time.process_time_ns()
     each, hung = all_of(int(args["millis"]))
@@ -108,6 +107,7 @@ def run(lib, args):
         for i, me in enumerate(each):
             for turn in list(me["turns"]):
                 print(key(i), i, *turn, file=out)
+            # It waits still, or was refused when it asked last.
             if since := me["waiting_since"]:
                 print(key(i), i, since, 0, 0, file=out)
     failures = sum(me["failures"] for me in each)
@@ -139,7 +139,12 @@ def hold(lib, args):
 def work(lib, args):
     """Works for so many milliseconds under a lock, one at a time, unless the library says that it is lost. Meanwhile
     others of this process may compute."""
-    held = lib.lock(args["key"] + "0")
+    held = None
+    while not held:
+        try:
+            held = lib.lock(args["key"] + "0")
+        except Exception:
+            time.sleep(0.1)
     say("held")
 
     def computes(end):
@@ -149,13 +154,16 @@ def work(lib, args):
     if compute := int(args.get("compute", 0)):
         end = now() + compute * 1_000_000
         threading.Thread(target=computes, args=(end,), daemon=True).start()
-    last = 0
-    for _ in range(int(args["millis"])):
-        if held.lost():
-            break
-        last = now()
+    last, worked, gaps = now(), 0, []
+    while worked < int(args["millis"]) * 1_000_000 and not held.lost():
+        at = now()
+        # When its process was stopped, or had no processor, it did not work.
+        if at - last > 100_000_000:
+            gaps.append((last, at))
+        worked += min(at - last, 5_000_000)
+        last = at
         time.sleep(0.001)
-    say("ended", last=last, told=held.lost())
+    say("ended", last=last, gaps=gaps, told=held.lost())
     try:
         held.unlock()
     except Exception:
@@ -165,8 +173,15 @@ def work(lib, args):
 
 def wait(lib, args):
     """Many threads wait for one key."""
+
+    def one():
+        try:
+            lib.lock(args["key"] + "0").unlock()
+        except Exception as error:
+            say("gave-up", error=repr(error))
+
     for _ in range(int(args["tasks"])):
-        threading.Thread(target=lambda: lib.lock(args["key"] + "0").unlock(), daemon=True).start()
+        threading.Thread(target=one, daemon=True).start()
     say("waiting")
     sys.stdin.readline()
     os._exit(0)
@@ -178,6 +193,8 @@ def main():
     libs = {"redis-py": RedisPy, "python-redis-lock": PythonRedisLock}
     # python-redis-lock waits in BLPOP, which redis-py gives up after 5 s by default, to send it again ten times.
     options = {"socket_timeout": None} if name == "python-redis-lock" else {}
+    # By default a pool has 100 connections, and refuses whoever needs one more.
+    options["max_connections"] = 2_048
     lib = libs[name](redis.Redis(host="127.0.0.1", port=int(port), **options), int(args["ttl"]))
     try:
         {"run": run, "hold": hold, "work": work, "wait": wait}[role](lib, args)

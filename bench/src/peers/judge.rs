@@ -63,24 +63,28 @@ impl Journal {
         Ok(())
     }
 
-    /// `tasks`: how many there were. `end`: until when those that wait still have waited.
-    pub(super) fn judge(mut self, tasks: usize, end: Nanos) -> Verdict {
+    /// `tasks`: how many there were. `until`: when no more was asked. Whoever waited then is served in peace, and what it
+    /// gets is no measure of anything. `end`: until when those that wait still have waited.
+    pub(super) fn judge(mut self, tasks: usize, until: Nanos, end: Nanos) -> Verdict {
         let mut verdict = Verdict::default();
         let mut served: HashMap<(usize, usize), usize> = HashMap::new();
         for turns in self.keys.values_mut() {
             for turn in turns.iter() {
-                let until = if turn.held == 0 { end } else { turn.held };
-                let wait = until.saturating_sub(turn.asked);
+                let waited_to = if turn.held == 0 { end } else { turn.held };
+                let wait = waited_to.saturating_sub(turn.asked);
                 verdict.longest_wait = verdict.longest_wait.max(wait);
             }
             turns.retain(|turn| turn.held > 0);
             turns.sort_unstable_by_key(|turn| turn.held);
             let mut last: Option<Turn> = None;
             for turn in turns.iter() {
-                *served.entry(turn.task).or_default() += 1;
-                verdict.acquisitions += 1;
+                let counts = turn.held < until;
+                if counts {
+                    *served.entry(turn.task).or_default() += 1;
+                    verdict.acquisitions += 1;
+                }
                 if let Some(last) = last {
-                    verdict.changes += usize::from(last.task != turn.task);
+                    verdict.changes += usize::from(counts && last.task != turn.task);
                     if turn.held < last.left {
                         verdict.overlaps += 1;
                         verdict.overlap += last.left.min(turn.left) - turn.held;
@@ -131,7 +135,7 @@ mod tests {
             file
         });
         let files: Vec<_> = files.collect();
-        Journal::read(&files).unwrap().judge(tasks, end)
+        Journal::read(&files).unwrap().judge(tasks, end, end)
     }
 
     #[test]
@@ -163,6 +167,17 @@ mod tests {
         let verdict = judge(&["k 0 0 10 20\nk 1 5 0 0\n"], 2, 1_000);
         assert_eq!((verdict.never_served, verdict.least_served), (1, 0));
         assert_eq!((verdict.longest_wait, verdict.most_served), (995, 1));
+    }
+
+    #[test]
+    fn who_is_served_in_peace_was_not_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("0");
+        fs::write(&file, "k 0 0 1 50\nk 1 0 50 60\n").unwrap();
+        let verdict = Journal::read(&[file]).unwrap().judge(2, 40, 100);
+        let counts = (verdict.acquisitions, verdict.changes, verdict.never_served);
+        assert_eq!(counts, (1, 0, 1));
+        assert_eq!(verdict.longest_wait, 50);
     }
 
     #[test]

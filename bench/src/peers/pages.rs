@@ -3,20 +3,20 @@
 //! `docs/peers.json` is that run. The pages come from there and from nowhere else.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
 use super::results::Results;
 use super::scenarios::{SCENARIOS, Scenario};
-use super::show::{draw, shown, tables};
-use crate::figures::median;
+use super::show::{draw, of_rounds, shown, tables};
 use crate::libs::Outcome;
-use crate::page::{Page, root};
+use crate::page::{Page, root, write};
 
 /// One of each library that many know, set up as its pages say.
 const COLUMNS: [&str; 8] = [
     "lockstream",
     "redisson",
-    "spring",
-    "rueidislock",
+    "spring-pubsub",
+    "rueidislock-1",
     "redsync",
     "redislock",
     "redlock",
@@ -70,10 +70,27 @@ const ROWS: [(&str, Scenario, &str, Better); 6] = [
     ),
 ];
 
+/// A page, the mark of its part that is made, and what makes it.
+type Part = (&'static str, &'static str, fn(&Results) -> String);
+
+const PARTS: [Part; 2] = [
+    ("README.md", "peers", summary),
+    ("docs/peers.md", "figures", figures),
+];
+
+const PICTURE: &str = "docs/peers.svg";
+
+/// Where the file of the run is.
+pub(super) fn run_file() -> PathBuf {
+    root().join("docs/peers.json")
+}
+
 pub(super) fn make(results: &Results) -> Outcome<()> {
-    draw(results, &root().join("docs/peers.svg"))?;
-    Page::of("README.md")?.write("peers", &summary(results))?;
-    Page::of("docs/peers.md")?.write("figures", &figures(results))
+    write(&root().join(PICTURE), &draw(results)?)?;
+    for (page, mark, part) in PARTS {
+        Page::of(page)?.write(mark, &part(results))?;
+    }
+    Ok(())
 }
 
 /// The picture and the rows.
@@ -92,7 +109,7 @@ fn rows(results: &Results) -> String {
     text.push_str(&"--:|".repeat(COLUMNS.len()));
     text.push('\n');
     for (name, scenario, figure, better) in ROWS {
-        let values = COLUMNS.map(|peer| median(&results.values(scenario, peer, figure)));
+        let values = COLUMNS.map(|peer| of_rounds(figure, &results.values(scenario, peer, figure)));
         let known = values.iter().flatten().copied();
         let best = match better {
             More => known.fold(f64::MIN, f64::max),

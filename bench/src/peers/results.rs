@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::languages::{PEERS, Peer};
 use super::scenarios::{Figures, SCENARIOS, Scenario};
+use super::show::FAULTS;
 use crate::json::{Machine, machine_of};
 use crate::libs::Outcome;
 
@@ -99,9 +100,11 @@ impl Results {
             .all(|it| PEERS.iter().all(|peer| has_all(it, peer)))
     }
 
+    /// Whether it could not do something, or did what must not be.
     pub(super) fn has_failed(&self, peer: &str) -> bool {
+        let is_bad = |one: &Figure| FAULTS.contains(&&*one.figure) && one.value > 0.0;
         let mut of_it = self.results.iter().filter(|row| row.peer == peer);
-        of_it.any(|row| row.failure.is_some())
+        of_it.any(|row| row.failure.is_some() || row.figures.iter().any(is_bad))
     }
 
     fn of(&self, scenario: Scenario) -> impl Iterator<Item = &Row> {

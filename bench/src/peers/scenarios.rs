@@ -6,13 +6,15 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use serde::Deserialize;
+use serde_json::Value;
 
 use super::judge::{Journal, Verdict};
 use super::languages::Peer;
 use super::process::Process;
 use crate::clock::{self, MILLISECOND, Nanos, SECOND};
 use crate::figures::percentile;
-use crate::libs::Outcome;
+use crate::libs::{Outcome, told};
 use crate::target::{Store, Target};
 
 /// For a program to start and to connect, on a machine that has other things to do.
@@ -38,6 +40,7 @@ pub(super) enum Scenario {
     Free(usize),
     Hot,
     HotProcesses,
+    HotWork,
     Waiting,
     HandOver,
     Held,
@@ -49,7 +52,7 @@ pub(super) enum Scenario {
     Restart,
 }
 
-pub(super) const SCENARIOS: [(Scenario, &str, &str); 15] = [
+pub(super) const SCENARIOS: [(Scenario, &str, &str); 16] = [
     (
         Scenario::Free(1),
         "free-1",
@@ -75,6 +78,11 @@ pub(super) const SCENARIOS: [(Scenario, &str, &str); 15] = [
         Scenario::HotProcesses,
         "hot-processes",
         "four processes of four tasks take one key",
+    ),
+    (
+        Scenario::HotWork,
+        "hot-work",
+        "the same, with 1 ms of work under the lock",
     ),
     (
         Scenario::Waiting,
@@ -152,8 +160,9 @@ impl Round<'_> {
     pub(super) fn run(&mut self, scenario: Scenario) -> Outcome<Figures> {
         match scenario {
             Scenario::Free(tasks) => self.free(tasks),
-            Scenario::Hot => self.hot(1, 16),
-            Scenario::HotProcesses => self.hot(4, 4),
+            Scenario::Hot => self.hot(1, 16, 0),
+            Scenario::HotProcesses => self.hot(4, 4, 0),
+            Scenario::HotWork => self.hot(4, 4, 1),
             Scenario::Waiting => self.waiting(),
             Scenario::HandOver => self.hand_over(),
             Scenario::Held => self.held(),
@@ -221,27 +230,30 @@ impl Round<'_> {
             ];
             all.push(self.start("run", &[&common, args].concat())?);
         }
+        let mut turns = Turns::default();
         for process in &all {
-            process.expect("warm", START + PATIENCE + Duration::from_millis(warm))?;
+            let limit = START + PATIENCE + Duration::from_millis(warm);
+            let warmed_up = process.expect("warm", limit)?;
+            turns.hung += warmed_up["hung"].as_u64().unwrap_or(0);
         }
         let before = self.target.processor_secs()?;
         for process in &mut all {
             process.tell("go")?;
         }
         meanwhile(self.target)?;
-        let mut turns = Turns::default();
-        let mut end = 0;
+        let (mut until, mut end) = (0, 0);
         for process in &all {
             let limit = Duration::from_millis(millis) + 2 * PATIENCE;
             let done = process.expect("done", limit)?;
             let number = |name: &str| done[name].as_u64().unwrap_or(0);
+            until = until.max(number("begin") + millis * MILLISECOND);
             end = end.max(number("end"));
             turns.client += number("cpu");
             turns.hung += number("hung");
             turns.failures += number("failures");
         }
         turns.server = self.target.processor_secs()? - before;
-        turns.verdict = Journal::read(&files)?.judge(processes * tasks, end);
+        turns.verdict = Journal::read(&files)?.judge(processes * tasks, until, end);
         match turns.verdict.acquisitions {
             0 => Err("nobody got a lock".to_owned()),
             _ => Ok(turns),
@@ -261,9 +273,10 @@ impl Round<'_> {
         Ok(figures)
     }
 
-    fn hot(&mut self, processes: usize, tasks: usize) -> Outcome<Figures> {
+    fn hot(&mut self, processes: usize, tasks: usize, inside: u64) -> Outcome<Figures> {
         let millis = self.millis;
-        let args: [(&str, &dyn std::fmt::Display); 2] = [("ttl", &TTL), ("hot", &1)];
+        let args: [(&str, &dyn std::fmt::Display); 3] =
+            [("ttl", &TTL), ("hot", &1), ("inside", &inside)];
         let turns = self.turns((processes, tasks), &args, millis, |_| Ok(()))?;
         let verdict = turns.verdict;
         let share = |served: usize| 100.0 * served as f64 / verdict.acquisitions as f64;
@@ -309,10 +322,12 @@ impl Round<'_> {
                 verdict.acquisitions as f64 * 1e3 / LASTS as f64,
                 "1/s",
             ),
-            ("errors", turns.failures as f64, ""),
+            ("refused", turns.failures as f64, ""),
             ("longest-wait", verdict.longest_wait as f64 / 1e6, "ms"),
         ];
+        // Whoever is cut off may be refused.
         figures.extend(turns.faults());
+        figures.retain(|(name, ..)| *name != "errors");
         Ok(figures)
     }
 
@@ -328,6 +343,9 @@ impl Round<'_> {
         let (begin, count) = (Instant::now(), self.target.count()?);
         sleep(Duration::from_secs(5));
         let (time, commands) = (begin.elapsed(), self.target.counted(count)?);
+        if waiters.has_said("gave-up") {
+            return Err("some gave up".to_owned());
+        }
         Ok(vec![
             ("commands", commands as f64 / time.as_secs_f64(), "1/s"),
             ("connections", self.connections()? - before, ""),
@@ -344,6 +362,7 @@ impl Round<'_> {
     fn held(&mut self) -> Outcome<Figures> {
         let holder = self.start("hold", &[("keys", &10_000), ("key", &"h"), ("ttl", &TTL)])?;
         holder.expect("held", START + Duration::from_secs(60))?;
+        let begun: f64 = self.target.redis().ask(&["DBSIZE"])?;
         let (begin, count) = (Instant::now(), self.target.count()?);
         sleep(self.hold);
         let (time, commands) = (begin.elapsed(), self.target.counted(count)?);
@@ -351,14 +370,14 @@ impl Round<'_> {
         Ok(vec![
             ("commands", commands as f64 / time.as_secs_f64(), "1/s"),
             ("memory", holder.status("VmRSS")? / 1024.0, "MiB"),
-            ("keys-left", keys, ""),
+            ("keys-left", 100.0 * keys / begun, "%"),
         ])
     }
 
     fn hand_over(&mut self) -> Outcome<Figures> {
-        const TIMES: usize = 40;
-        /// Until the other surely waits.
-        const PAUSE: Duration = Duration::from_millis(200);
+        const TIMES: u64 = 40;
+        // Until the other surely waits, and then at one of many moments between two questions of whoever asks every 100 ms.
+        let pause = |time: u64| Duration::from_millis(200 + time * 618 / 10 % 200);
         let args: [(&str, &dyn std::fmt::Display); 3] =
             [("keys", &1), ("key", &"o"), ("ttl", &TTL)];
         let mut holds = self.start("hold", &args)?;
@@ -366,19 +385,22 @@ impl Round<'_> {
         let mut waits = self.start("hold", &args)?;
         sleep(Duration::from_millis(2_500));
         let mut took = Vec::new();
-        for _ in 0..TIMES {
+        for time in 0..TIMES {
             holds.tell("release")?;
             let released = holds.when("releasing", PATIENCE)?;
             let held = waits.when("held", 2 * PATIENCE)?;
-            took.push(held.saturating_sub(released) as f64 / 1e3);
+            let Some(time_between) = held.checked_sub(released) else {
+                return Err("two held it".to_owned());
+            };
+            took.push(time_between as f64 / 1e3);
             holds.tell("lock")?;
-            sleep(PAUSE);
+            sleep(pause(time));
             std::mem::swap(&mut holds, &mut waits);
         }
         let within = |percent| percentile(&took, percent).expect("there were some");
         Ok(vec![
             ("p50", within(50.0), "µs"),
-            ("p99", within(99.0), "µs"),
+            ("longest", within(100.0), "µs"),
         ])
     }
 
@@ -413,6 +435,9 @@ impl Round<'_> {
         stands.expect("held", START)?;
         let next = self.works(SHORT, WORK + 2_000, 0)?;
         sleep(Duration::from_millis(1_000));
+        if next.has_said("held") {
+            return Err("two held it".to_owned());
+        }
         let stopped = clock::now();
         stands.signal(Signal::STOP)?;
         let held = next.when("held", START)?;
@@ -438,6 +463,9 @@ impl Round<'_> {
         believes.expect("held", START)?;
         let next = self.works(SHORT, WORK + 2_000, 0)?;
         sleep(Duration::from_millis(2_500));
+        if next.has_said("held") {
+            return Err("two held it".to_owned());
+        }
         let server = self.target.redis();
         server.stop();
         server.start_again()?;
@@ -457,14 +485,34 @@ impl Round<'_> {
 /// not count.
 fn both_at_work(first: &Process, second: &Process, held: Nanos, from: Nanos) -> Outcome<Figures> {
     let limit = Duration::from_millis(4 * WORK) + PATIENCE;
-    let ended = first.expect("ended", limit)?;
-    let others = second.expect("ended", limit)?["last"].as_u64().unwrap_or(0);
-    let last = ended["last"].as_u64().unwrap_or(0).min(others);
-    let both = last.saturating_sub(held.max(from));
+    let first = Ended::parse(first.expect("ended", limit)?)?;
+    let second = Ended::parse(second.expect("ended", limit)?)?;
+    let both = first.worked_within(held.max(from), second.last);
     Ok(vec![
         ("both-at-work", both as f64 / MILLISECOND as f64, "ms"),
-        ("told", f64::from(u8::from(ended["told"] == true)), ""),
+        ("told", f64::from(u8::from(first.told)), ""),
     ])
+}
+
+/// How somebody's work ended.
+#[derive(Deserialize)]
+struct Ended {
+    last: Nanos,
+    /// When it did not work, though it thought that it held.
+    gaps: Vec<(Nanos, Nanos)>,
+    told: bool,
+}
+
+impl Ended {
+    fn parse(line: Value) -> Outcome<Self> {
+        serde_json::from_value(line).map_err(told("no end of work"))
+    }
+
+    fn worked_within(&self, from: Nanos, until: Nanos) -> Nanos {
+        let within = |(begin, end): (Nanos, Nanos)| end.min(until).saturating_sub(begin.max(from));
+        let idle: Nanos = self.gaps.iter().copied().map(within).sum();
+        within((0, self.last)) - idle
+    }
 }
 
 #[derive(Debug, Default)]
@@ -487,7 +535,25 @@ impl Turns {
             ("overlaps", verdict.overlaps as f64, ""),
             ("overlap", overlap, "ms"),
             ("hung", self.hung as f64, ""),
+            ("errors", self.failures as f64, ""),
             ("never-served", verdict.never_served as f64, ""),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_stood_still_did_not_work() {
+        let ended = Ended {
+            last: 100,
+            gaps: vec![(10, 30), (50, 70)],
+            told: false,
+        };
+        assert_eq!(ended.worked_within(20, 60), 40 - 10 - 10);
+        assert_eq!(ended.worked_within(80, 200), 20);
+        assert_eq!(ended.worked_within(120, 200), 0);
     }
 }

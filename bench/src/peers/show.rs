@@ -1,7 +1,6 @@
 //! What a run looks like: tables and a picture.
 
 use std::fmt::Write;
-use std::path::Path;
 
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -15,7 +14,18 @@ use crate::plot::{FONT, TEXT};
 use crate::target::Store;
 
 /// What must be 0, and gets a column only where it is not.
-const FAULTS: [&str; 4] = ["overlaps", "overlap", "hung", "never-served"];
+pub(super) const FAULTS: [&str; 5] = ["overlaps", "overlap", "hung", "errors", "never-served"];
+
+/// Of this and of faults the worst round is shown.
+const WORST: &str = "both-at-work";
+
+/// What is shown of a figure.
+pub(super) fn of_rounds(figure: &str, values: &[f64]) -> Option<f64> {
+    match figure == WORST || FAULTS.contains(&figure) {
+        true => values.iter().copied().reduce(f64::max),
+        false => median(values),
+    }
+}
 
 /// A table a scenario: a row a peer, a column a figure, each the median of the rounds and how far they are apart.
 pub(super) fn tables(results: &Results, scenarios: &[Scenario]) -> String {
@@ -59,7 +69,7 @@ fn table(results: &Results, scenario: Scenario) -> String {
     for peer in peers {
         let _ = write!(text, "| {peer} |");
         for (figure, _) in &columns {
-            let _ = write!(text, " {} |", cell(&values(peer, figure)));
+            let _ = write!(text, " {} |", cell(figure, &values(peer, figure)));
         }
         if tells_failures {
             let failures = results.failures(scenario, peer);
@@ -75,7 +85,7 @@ fn table(results: &Results, scenario: Scenario) -> String {
 }
 
 /// Bars of two scenarios side by side: how often a contended key is taken, and for how long two work at once.
-pub(super) fn draw(results: &Results, path: &Path) -> Outcome<()> {
+pub(super) fn draw(results: &Results) -> Outcome<String> {
     let hot = (Scenario::HotProcesses, "acquisitions");
     let pause = (Scenario::Pause, "both-at-work");
     let on_redis = |name: &&str| {
@@ -84,8 +94,9 @@ pub(super) fn draw(results: &Results, path: &Path) -> Outcome<()> {
     };
     let peers: Vec<_> = results.peers(hot.0).into_iter().filter(on_redis).collect();
     let height = 60 + 20 * peers.len() as u32;
-    let area = SVGBackend::new(path, (860, height)).into_drawing_area();
-    let draws = || -> Result<(), Box<dyn std::error::Error>> {
+    let mut svg = String::new();
+    let mut draws = || -> Result<(), Box<dyn std::error::Error>> {
+        let area = SVGBackend::with_string(&mut svg, (860, height)).into_drawing_area();
         let style = |size: i32, side| {
             (FONT, size)
                 .into_font()
@@ -104,7 +115,7 @@ pub(super) fn draw(results: &Results, path: &Path) -> Outcome<()> {
             area.draw(&Text::new(title, (left - 60, 20), style(13, HPos::Left)))?;
             let values: Vec<_> = peers
                 .iter()
-                .map(|peer| median(&results.values(scenario, peer, name)))
+                .map(|peer| of_rounds(name, &results.values(scenario, peer, name)))
                 .collect();
             let most = values.iter().flatten().copied().fold(1.0, f64::max);
             for (row, (peer, value)) in peers.iter().zip(&values).enumerate() {
@@ -132,16 +143,18 @@ pub(super) fn draw(results: &Results, path: &Path) -> Outcome<()> {
         area.present()?;
         Ok(())
     };
-    draws().map_err(told("the picture"))
+    draws().map_err(told("the picture"))?;
+    Ok(svg)
 }
 
-pub(super) fn cell(values: &[f64]) -> String {
-    match (median(values), spread(values)) {
-        (Some(median), Some(apart)) if values.len() > 1 && apart >= 1.0 => {
-            format!("{} ±{:.0} %", shown(median), apart / 2.0)
-        }
-        (Some(median), _) => shown(median),
-        _ => "–".to_owned(),
+fn cell(figure: &str, values: &[f64]) -> String {
+    let Some(value) = of_rounds(figure, values) else {
+        return "–".to_owned();
+    };
+    let apart = spread(values).filter(|apart| *apart >= 1.0 && Some(value) == median(values));
+    match apart {
+        Some(apart) if value != 0.0 => format!("{} ±{:.0} %", shown(value), apart / 2.0),
+        _ => shown(value),
     }
 }
 
@@ -172,10 +185,12 @@ mod tests {
 
     #[test]
     fn figures_are_shown_with_their_spread() {
-        assert_eq!(cell(&[1_000.0, 1_100.0, 1_200.0]), "1,100 ±9 %");
-        assert_eq!(cell(&[0.0, 0.0]), "0");
-        assert_eq!(cell(&[12.345]), "12.3");
-        assert_eq!(cell(&[]), "–");
+        assert_eq!(cell("pairs", &[1_000.0, 1_100.0, 1_200.0]), "1,100 ±9 %");
+        assert_eq!(cell("pairs", &[0.0, 0.0]), "0");
+        assert_eq!(cell("pairs", &[12.345]), "12.3");
+        assert_eq!(cell("pairs", &[]), "–");
+        assert_eq!(cell("hung", &[0.0, 0.0, 5.0]), "5");
+        assert_eq!(cell("both-at-work", &[0.0, 0.0, 5.0]), "5");
         assert_eq!(shown(1_234_567.0), "1,234,567");
     }
 

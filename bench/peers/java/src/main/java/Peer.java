@@ -7,12 +7,14 @@ import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.StringJoiner;
 import java.util.concurrent.locks.Lock;
 import java.util.function.Function;
 
 /** One library in one role: see ../README.md. */
 public class Peer {
     static final long MILLISECOND = 1_000_000;
+    static final long STACK = 256 << 10;
     static final BufferedReader in = new BufferedReader(new InputStreamReader(System.in));
     static final Map<String, String> args = new HashMap<>();
     static Function<String, Lock> lib;
@@ -71,7 +73,7 @@ public class Peer {
         Object error = "";
 
         Task(String key, long end) {
-            super(null, null, "task", 256 << 10);
+            super(null, null, "task", STACK);
             setDaemon(true);
             this.lock = lib.apply(key);
             this.end = end;
@@ -80,16 +82,18 @@ public class Peer {
         @Override
         public void run() {
             while (now() < end) {
-                long asked = now();
+                long asked = waitingSince == 0 ? now() : waitingSince;
                 waitingSince = asked;
                 try {
                     lock.lock();
                     long at = now();
-                    waitingSince = 0;
                     if (number("inside") > 0) {
                         pause(number("inside"));
                     }
-                    turns.add(new long[] {asked, at, now()});
+                    waitingSince = 0;
+                    synchronized (turns) {
+                        turns.add(new long[] {asked, at, now()});
+                    }
                     lock.unlock();
                 } catch (Exception failure) {
                     failures++;
@@ -97,7 +101,6 @@ public class Peer {
                     pause(10);
                 }
             }
-            waitingSince = 0;
         }
     }
 
@@ -130,8 +133,11 @@ public class Peer {
 
     /** Many threads, each of which takes and releases a lock again and again. */
     static void run() throws Exception {
-        all(number("warm"));
-        say("warm", "");
+        int cold = 0;
+        for (var task : all(number("warm"))) {
+            cold += task.isAlive() ? 1 : 0;
+        }
+        say("warm", ",\"hung\":" + cold);
         in.readLine();
         long begin = now(), used = processorTime();
         var tasks = all(number("millis"));
@@ -142,14 +148,16 @@ public class Peer {
         try (var out = new PrintWriter(args.get("journal"))) {
             for (int i = 0; i < tasks.length; i++) {
                 var task = tasks[i];
-                boolean hangs = task.isAlive();
-                hung += hangs ? 1 : 0;
-                // One that hangs writes no more.
-                for (var turn : List.copyOf(task.turns)) {
-                    out.println(keyOf(i) + " " + i + " " + turn[0] + " " + turn[1] + " " + turn[2]);
+                hung += task.isAlive() ? 1 : 0;
+                synchronized (task.turns) { // it may still write
+                    for (var turn : task.turns) {
+                        out.println(keyOf(i) + " " + i + " " + turn[0] + " " + turn[1] + " " + turn[2]);
+                    }
                 }
-                if (hangs) {
-                    out.println(keyOf(i) + " " + i + " " + task.waitingSince + " 0 0");
+                // It waits still, or was refused when it asked last.
+                long since = task.waitingSince;
+                if (since > 0) {
+                    out.println(keyOf(i) + " " + i + " " + since + " 0 0");
                 }
                 failures += task.failures;
                 error = task.failures > 0 ? task.error : error;
@@ -184,7 +192,14 @@ public class Peer {
      */
     static void work() {
         var lock = lib.apply(args.get("key") + "0");
-        lock.lock();
+        for (boolean held = false; !held;) {
+            try {
+                lock.lock();
+                held = true;
+            } catch (Exception refused) {
+                pause(100);
+            }
+        }
         say("held", "");
         if (number("compute") > 0) {
             long end = now() + number("compute") * MILLISECOND;
@@ -196,12 +211,19 @@ public class Peer {
             computes.setDaemon(true);
             computes.start();
         }
-        long last = 0;
-        for (long i = 0; i < number("millis"); i++) {
-            last = now();
+        long last = now(), worked = 0;
+        var gaps = new StringJoiner(",");
+        while (worked < number("millis") * MILLISECOND) {
+            long at = now();
+            // When its process was stopped, or had no processor, it did not work.
+            if (at - last > 100 * MILLISECOND) {
+                gaps.add("[" + last + "," + at + "]");
+            }
+            worked += Math.min(at - last, 5 * MILLISECOND);
+            last = at;
             pause(1);
         }
-        say("ended", ",\"last\":" + last + ",\"told\":false");
+        say("ended", ",\"last\":" + last + ",\"gaps\":[" + gaps + "],\"told\":false");
         try {
             lock.unlock();
         } catch (Exception late) {
@@ -212,7 +234,17 @@ public class Peer {
     /** Many threads wait for one key. */
     static void waitForIt() throws Exception {
         for (int i = 0; i < number("tasks"); i++) {
-            new Task(args.get("key") + "0", Long.MAX_VALUE).start();
+            var lock = lib.apply(args.get("key") + "0");
+            var waits = new Thread(null, () -> {
+                try {
+                    lock.lock();
+                    lock.unlock();
+                } catch (Exception error) {
+                    say("gave-up", ",\"error\":" + quoted(error));
+                }
+            }, "waits", STACK);
+            waits.setDaemon(true);
+            waits.start();
         }
         say("waiting", "");
         in.readLine();
