@@ -10,7 +10,7 @@ use tracing::Level;
 
 use crate::assert_err;
 use crate::hearing::Log;
-use crate::world::{SOON, World, assert_took, free, is_held, ms, poll_once};
+use crate::world::{SOON, World, assert_took, eventually, free, is_held, ms, poll_once};
 
 pub(crate) async fn a_clone_is_a_contender_of_its_own(w: &dyn World) {
     let registry = w.registry().await;
@@ -269,7 +269,12 @@ pub(crate) async fn a_held_handle_dropped_releases_and_warns(w: &dyn World) {
     during(&silent, || drop(lease));
     let held = there.obtain("the key").ttl(ms(500));
     assert!(held.acquire().await.unwrap());
-    tokio::time::sleep(ms(520)).await;
+    // The library's own timer tells the loss: a drop before that tells it here.
+    eventually("the loss is told", async || {
+        let keys = there.snapshot().keys;
+        keys.iter().all(|key| key.held.is_empty())
+    })
+    .await;
     during(&silent, || drop(held));
     assert_eq!(silent.text(), "");
 }
