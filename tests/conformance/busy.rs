@@ -119,7 +119,8 @@ pub(crate) fn a_busy_runtime_is_told_of_once_each_time(w: &dyn World) {
 pub(crate) fn an_outage_while_the_runtime_is_busy_is_outlasted(w: &dyn World) {
     runtime(0).block_on(async {
         let registry = w.registry().await;
-        let lock = registry.obtain("k").ttl(2 * TTL);
+        // It ends long after the store is back.
+        let lock = registry.obtain("k").ttl(3 * TTL);
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
         thread::sleep(TTL);
         w.set_offline(true);
@@ -172,11 +173,13 @@ pub(crate) fn a_runtime_that_stays_busy_loses_its_leases_in_the_end(w: &dyn Worl
         let builder = w.builder().await.renew_while_busy(2 * TTL);
         let registry = builder.build().unwrap();
         let lease = renewed(&registry, "k").lease().await.unwrap();
-        let kept_for = elsewhere(async || {
-            let (other, begin) = (w.registry().await, Instant::now());
+        // However long the other takes to connect.
+        let begin = Instant::now();
+        elsewhere(async || {
+            let other = w.registry().await;
             assert!(other.obtain("k").acquire().await.unwrap());
-            begin.elapsed()
         });
+        let kept_for = begin.elapsed();
         assert!(!lease.is_valid());
         let expected = 2 * TTL..=5 * TTL + LATE_AT_A_SERVER;
         assert!(expected.contains(&kept_for), "{kept_for:?}");

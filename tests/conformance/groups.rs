@@ -267,9 +267,9 @@ pub(crate) async fn a_group_that_nobody_polls_holds_nothing(w: &dyn World) {
     let lease = timeout(BOUND, waits).await.unwrap().unwrap();
     assert!(lease.is_valid());
     lease.release().await.unwrap();
-    // The wait ends while nobody polls it.
+    // The wait ends while nobody polls it, when it has come to the last.
     let last = there.obtain("c").lease().await.unwrap();
-    let mut waits = Box::pin(group.lease_within(ms(500)));
+    let mut waits = Box::pin(group.lease_within(ms(2000)));
     eventually("it waits for the last", async || {
         assert!(poll_once(&mut waits).await.is_none());
         there.obtain("c").inspect().await.unwrap().waiting == 1
@@ -293,7 +293,9 @@ pub(crate) async fn a_fixed_lease_of_a_group_begins_when_it_is_complete(w: &dyn 
     let (lease, begin) = (lease.unwrap(), Instant::now());
     timeout(BOUND, lease.lost()).await.unwrap();
     let took = begin.elapsed();
-    assert!(took >= ms(1000) && took <= ms(1400) + w.late(), "{took:?}");
+    // On a busy machine some of it is over when the caller has it.
+    let least = if w.is_paused() { ms(1000) } else { ms(500) };
+    assert!(took >= least && took <= ms(1400) + w.late(), "{took:?}");
     drop(lease);
     all_free(&there, &["a", "b"]).await;
 }

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::pending;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::StreamExt;
 use lockstream::verify::StepVerifier;
@@ -11,12 +12,18 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::assert_err;
 use crate::world::{
-    BACK, SOON, World, assert_took, eventually, free, idle, is_held, ms, poll_once, waiting,
+    BACK, BOUND, SOON, World, assert_took, eventually, free, idle, is_held, ms, poll_once, waiting,
 };
 
-/// A lead that ends 600 ms after its holder was last heard of, or 200 ms after it was taken away.
+/// The ttl of a lead: long enough that a busy machine is never late with a renewal.
+const SEAT: Duration = ms(1500);
+
+/// Longer than a lead lasts that is not renewed.
+const LONGER: Duration = ms(1600);
+
+/// A lead that ends 1,500 ms after its holder was last heard of, or 500 ms after it was taken away.
 fn seat(registry: &LockRegistry) -> Lock {
-    registry.obtain("k").ttl(ms(600))
+    registry.obtain("k").ttl(SEAT)
 }
 
 fn leads(leadership: &Leadership) -> bool {
@@ -47,7 +54,7 @@ pub(crate) async fn a_free_lead_is_had_at_once(w: &dyn World) {
         .then(async || w.set_latency(ms(0)))
         .then(async || assert!(!there.obtain("k").acquire_once().await.unwrap()))
         // Renewed, though its ttl was set.
-        .expect_no_event(ms(1500))
+        .expect_no_event(LONGER)
         .then_cancel()
         .verify()
         .await;
@@ -58,7 +65,6 @@ pub(crate) async fn a_free_lead_is_had_at_once(w: &dyn World) {
 }
 
 pub(crate) async fn a_follower_leads_when_the_leader_leaves(w: &dyn World) {
-    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let before = seat(&here).renewal(Renewal::watchdog()).lease().await;
     let before = before.unwrap();
@@ -68,7 +74,7 @@ pub(crate) async fn a_follower_leads_when_the_leader_leaves(w: &dyn World) {
     StepVerifier::create(seat(&there).leadership())
         .expect_next_matches(follows)
         .then(async || assert_took(begin.get(), ms(0), w.late()))
-        .expect_no_event(ms(700))
+        .expect_no_event(LONGER)
         .then(async || {
             begin.set(Instant::now());
             before.take().unwrap().release().await.unwrap();
@@ -97,11 +103,11 @@ pub(crate) async fn a_lost_lead_is_followed_and_had_again(w: &dyn World) {
             w.expire("k");
             let lost = terms.borrow()[0].lost();
             assert!(lost.await.is_lost());
-            assert!(begin.get().elapsed() <= ms(200) + w.late());
+            assert!(begin.get().elapsed() <= SEAT / 3 + w.late());
         })
         .expect_next_matches(follows)
         .expect_next_matches(leads)
-        .expect_no_event(ms(700))
+        .expect_no_event(LONGER)
         .then(async || w.expire("k"))
         .expect_next_matches(follows)
         .expect_next_matches(leads)
@@ -127,7 +133,7 @@ pub(crate) async fn a_lead_taken_away_comes_back(w: &dyn World) {
     let begin = Instant::now();
     w.crashed_holder("k", ms(900));
     assert!(follows(&campaign.next().await.unwrap()));
-    assert!(begin.elapsed() <= ms(200) + w.late());
+    assert!(begin.elapsed() <= SEAT / 3 + w.late());
     assert!(!first.is_valid());
     let again = lease(campaign.next().await);
     assert_took(begin, ms(890), w.late());
@@ -240,7 +246,7 @@ pub(crate) async fn a_campaign_that_ends_leaves_nothing(w: &dyn World) {
 /// Now others may lead, and it tries again after a pause.
 pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_tried_again(w: &dyn World) {
     let [slow, other] = w.registries().await;
-    let mut campaign = seat(&slow).leadership();
+    let mut campaign = seat(&slow).ttl(ms(600)).leadership();
     w.set_latency(ms(800));
     assert!(follows(&campaign.next().await.unwrap()));
     w.set_latency(ms(0));
@@ -255,7 +261,8 @@ pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_tried_again(w: &dyn 
 /// To resign while the store is away takes one response time-out, and goes on in the background.
 pub(crate) async fn who_resigns_does_not_wait_for_an_absent_store(w: &dyn World) {
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
-    let mut campaign = registry.obtain("k").ttl(ms(9000)).leadership();
+    // For longer than is waited for it to be free.
+    let mut campaign = registry.obtain("k").ttl(ms(60_000)).leadership();
     // The first answer may be late, too.
     let mut told = campaign.next().await;
     while told.as_ref().is_some_and(follows) {
@@ -269,7 +276,7 @@ pub(crate) async fn who_resigns_does_not_wait_for_an_absent_store(w: &dyn World)
     w.set_offline(false);
     let begin = Instant::now();
     free(&registry.obtain("k")).await;
-    assert!(begin.elapsed() < BACK, "it ran out by itself");
+    assert!(begin.elapsed() < 2 * BACK, "it ran out by itself");
 }
 
 pub(crate) async fn a_campaign_ends_with_its_registry(w: &dyn World) {
@@ -336,16 +343,17 @@ pub(crate) async fn an_outage_is_waited_out(w: &dyn World) {
     assert!(timeout(ms(300), campaign.next()).await.is_err());
     assert!(first.is_valid(), "lost without need");
     assert!(follows(&campaign.next().await.unwrap()));
-    assert!(begin.elapsed() <= ms(600) + w.late());
+    assert!(begin.elapsed() <= SEAT + w.late());
     assert!(timeout(ms(1000), campaign.next()).await.is_err());
     // One that begins during an outage follows, too.
     let mut other = registry.obtain("other").leadership();
     assert!(follows(&other.next().await.unwrap()));
     assert!(timeout(ms(1000), other.next()).await.is_err());
     w.set_offline(false);
-    let again = timeout(SOON, campaign.next()).await.unwrap();
+    // After a pause of the campaign and one of the connection.
+    let again = timeout(BOUND, campaign.next()).await.unwrap();
     assert!(lease(again).token() > first.token());
-    lease(timeout(SOON, other.next()).await.unwrap());
+    lease(timeout(BOUND, other.next()).await.unwrap());
 }
 
 /// What fails at once is not asked again at once.
@@ -400,15 +408,16 @@ pub(crate) async fn a_campaign_that_is_not_polled(w: &dyn World) {
     assert!(poll_once(&mut asleep.next()).await.is_none());
     waiting(&next, 1).await;
     drop(campaign);
-    eventually("it is its turn", async || {
+    // A busy machine may look when it is over.
+    eventually("it is its turn, or was", async || {
         let seen = next.inspect().await.unwrap();
-        seen.owner().is_some() && seen.waiting == 0
+        seen.waiting == 0 && (seen.owner().is_some() || !w.is_paused())
     })
     .await;
     // For a third of its ttl.
     let begin = Instant::now();
     assert!(next.acquire().await.unwrap());
-    assert!(begin.elapsed() <= ms(200) + w.late());
+    assert!(begin.elapsed() <= SEAT / 3 + w.late());
     assert!(next.release().await.unwrap());
     lease(asleep.next().await);
 }
@@ -438,14 +447,14 @@ pub(crate) async fn work_runs_only_while_leading(w: &dyn World) {
     held.release().await.unwrap();
     for term in 1..3 {
         // Longer than its ttl, for it is renewed.
-        assert!(timeout(ms(800), &mut work).await.is_err());
+        assert!(timeout(LONGER, &mut work).await.is_err());
         assert_eq!(terms.borrow().len(), term);
         assert_eq!(Arc::strong_count(&guard), 2, "it does not run");
         w.expire("k");
         // Another leads, and the work is gone.
         let other = there.obtain("k");
         assert!(other.acquire_once().await.unwrap());
-        assert!(timeout(ms(200) + w.late(), &mut work).await.is_err());
+        assert!(timeout(SEAT / 3 + w.late(), &mut work).await.is_err());
         assert_eq!(Arc::strong_count(&guard), 1, "it ran on");
         assert!(other.release().await.unwrap());
     }
@@ -464,7 +473,7 @@ pub(crate) async fn work_runs_only_while_leading(w: &dyn World) {
 /// A value that came when the lead was over is none, be that known by the clock or by the release.
 pub(crate) async fn work_done_when_the_lead_is_over_begins_anew(w: &dyn World) {
     let registry = w.registry().await;
-    let fixed = registry.obtain("k").ttl(ms(300)).renewal(Renewal::off());
+    let fixed = registry.obtain("k").ttl(SEAT).renewal(Renewal::off());
     let mut terms = 0;
     let value = fixed.lead(|lease| {
         terms += 1;
@@ -473,11 +482,14 @@ pub(crate) async fn work_done_when_the_lead_is_over_begins_anew(w: &dyn World) {
             match term {
                 1 => {
                     // The clock moves within this poll, so no timer comes in between; and the store counts the
-                    // lease as ours for 3 ms more.
+                    // lease as ours for some ms more. One that was long in coming was renewed once (W3).
                     if w.is_paused() {
-                        let _ = poll_once(&mut Box::pin(tokio::time::advance(ms(297)))).await;
+                        let until = SEAT - ms(10);
+                        let _ = poll_once(&mut Box::pin(tokio::time::advance(until))).await;
                     } else {
-                        std::thread::sleep(ms(297));
+                        while lease.is_valid() {
+                            std::thread::sleep(ms(1));
+                        }
                     }
                 }
                 2 => {

@@ -51,12 +51,15 @@ pub(crate) async fn what_a_foreign_lock_has_in_it_is_named(w: &On<impl Make>) {
     let registry = w.registry().await;
     let long = "x".repeat(10_000);
     let dots = "\u{fffd}".repeat(3);
+    // In whole seconds: on a busy machine some may have gone.
+    let tells_its_time = |error: &str| {
+        let (_, left) = error.split_once(" for another ").expect("it has a ttl");
+        let left = left.strip_suffix('s').map(str::parse::<u64>);
+        matches!(left, Some(Ok(50..=60)))
+    };
     for (value, told) in [
-        ("cron".as_bytes(), ": held by cron for another 60s"),
-        (
-            b"by hand & foot",
-            ": held by by hand & foot for another 60s",
-        ),
+        ("cron".as_bytes(), ": held by cron for another "),
+        (b"by hand & foot", ": held by by hand & foot for another "),
         (b"a:b\n\x1b", &*format!(": held by a:b{}", &dots[..6])),
         (b"\xff\xfe\x00", &*format!(": held by {dots}")),
         (long.as_bytes(), &*format!(": held by {} for", &long[..100])),
@@ -75,6 +78,7 @@ pub(crate) async fn what_a_foreign_lock_has_in_it_is_named(w: &On<impl Make>) {
             let error = assert_err!(busy, NotAcquired, "k").to_string();
             assert!(error.contains(told), "{error}");
             assert_eq!(error.contains("held by"), !told.is_empty(), "{error}");
+            assert!(told.is_empty() || tells_its_time(&error), "{error}");
             // A reader is told by another part of the script.
             let busy = registry.obtain("k").shared().lease_within(wait).await;
             let error = assert_err!(busy, NotAcquired, "k").to_string();
@@ -95,14 +99,15 @@ pub(crate) async fn what_a_foreign_lock_has_in_it_is_named(w: &On<impl Make>) {
 /// A foreign lock that is prolonged wakes us for nothing.
 pub(crate) async fn a_waiter_that_finds_a_foreign_lock_prolonged_goes_on_waiting(w: &Redis) {
     let lock = w.registry().await.obtain("k");
-    assert!(set_nx(w.server(), "foreign", "300"));
+    // It lasts until it is waited for.
+    assert!(set_nx(w.server(), "foreign", "2500"));
     let mut acquire = lock.acquire();
     assert!(poll_once(&mut acquire).await.is_none());
     waiting(&lock, 1).await;
     let begin = Instant::now();
-    w.server().cmd(&["PEXPIRE", "lock:k", "800"]);
+    w.server().cmd(&["PEXPIRE", "lock:k", "3000"]);
     assert!(acquire.await.unwrap());
-    assert!(begin.elapsed() >= ms(780) && begin.elapsed() <= ms(800) + w.late());
+    assert!(begin.elapsed() >= ms(2980) && begin.elapsed() <= ms(3000) + w.late());
 }
 
 /// Deleted by hand, it is told to nobody; one that has no ttl at all is looked at every 8 to 12 s (W2).
@@ -210,12 +215,12 @@ pub(crate) async fn a_value_of_somebody_else_is_never_deleted(w: &Redis) {
 
     w.server().del("lock:k");
     // Found by a renewal, which gives it no ttl either.
-    let renewed = registry.obtain("k").ttl(ms(3000));
+    let renewed = registry.obtain("k").ttl(ms(6000));
     let lease = renewed.renewal(Renewal::watchdog()).lease().await.unwrap();
+    let deadline = lease.deadline();
     overwrite();
-    let begin = Instant::now();
     assert!(lease.lost().await.is_lost() && !lease.is_valid());
-    assert!(begin.elapsed() <= ms(2000), "{:?}", begin.elapsed());
+    assert!(Instant::now() < deadline, "found by no renewal");
     assert_err!(lease.release().await, Lost, "k");
     assert!(is_theirs() && w.server().pttl("lock:k") == -1);
     w.server().del("lock:k");
@@ -293,7 +298,8 @@ pub(crate) async fn a_lock_costs_two_calls(w: &On<impl Make>) {
     let calls = || w.server().calls("evalsha") + w.server().calls("eval");
     let modes: [fn(Lock) -> Lock; 2] = [|lock| lock, |lock| lock.permits(1)];
     for mode in modes {
-        let lock = mode(one.obtain("k"));
+        // Nothing is renewed meanwhile, on a busy machine either.
+        let lock = mode(one.obtain("k").ttl(ms(60_000)));
         let before = calls();
         for _ in 0..10 {
             async {}.with_lock(&lock).await.unwrap();
@@ -301,7 +307,7 @@ pub(crate) async fn a_lock_costs_two_calls(w: &On<impl Make>) {
         assert_eq!(calls() - before, 20);
 
         let held = lock.lease().await.unwrap();
-        let lock = mode(two.obtain("k"));
+        let lock = mode(two.obtain("k").ttl(ms(60_000)));
         let before = calls();
         assert!(!lock.acquire_once().await.unwrap());
         assert_eq!(calls() - before, 1, "one question");
@@ -339,7 +345,7 @@ pub(crate) async fn tokens_grow_without_their_fence(w: &On<impl Make>) {
 
 pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &On<impl Make>) {
     let [here, there] = w.registries().await;
-    let renewed = here.obtain("k").ttl(ms(900)).renewal(Renewal::watchdog());
+    let renewed = here.obtain("k").ttl(ms(1500)).renewal(Renewal::watchdog());
     for _ in 0..3 {
         w.server().script_flush();
         let held = renewed.lease().await.unwrap();
@@ -397,7 +403,8 @@ pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make
     let registry = w.builder().await.response_timeout(ms(300)).build().unwrap();
     connected(&registry).await;
     let lock = registry.obtain("k");
-    assert!(lock.acquire_once().await.unwrap());
+    // A question that is not answered in so short a time is asked again.
+    assert!(lock.acquire().await.unwrap());
     assert!(lock.release().await.unwrap());
     w.server().stop();
     let begin = Instant::now();
@@ -420,7 +427,8 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(120_000));
     let mut work = Box::pin(pending::<()>().with_lock(&lock));
-    let other = there.obtain("k");
+    // However long the server takes to start again.
+    let other = there.obtain("k").wait(ms(120_000));
     while !is_held(&other).await {
         assert!(poll_once(&mut work).await.is_none());
         sleep(ms(1)).await;

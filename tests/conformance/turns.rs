@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use futures::future::join_all;
 use lockstream::future::AcquireLease;
 use lockstream::{FutureLockExt, LockError, LockRegistry};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use crate::assert_err;
 use crate::world::{World, assert_took, free, ms, poll_once, waiting};
@@ -184,13 +184,15 @@ pub(crate) async fn a_turn_lost_after_the_wait_is_busy(w: &dyn World) {
     let [holder, sleeper] = w.registries().await;
     let held = holder.obtain("k").lease().await.unwrap();
     let lock = sleeper.obtain("k").ttl(ms(600));
-    let mut unpolled = lock.acquire_within(ms(1000));
+    // It is granted its turn before its wait is over.
+    let mut unpolled = lock.acquire_within(ms(3000));
+    let begin = Instant::now();
     assert!(poll_once(&mut unpolled).await.is_none());
     waiting(&lock, 1).await;
     held.release().await.unwrap();
     free(&lock).await;
     let _next = holder.obtain("k").lease().await.unwrap();
-    sleep(ms(1100)).await;
+    sleep_until(begin + ms(3100)).await;
     assert!(!unpolled.await.unwrap());
 }
 

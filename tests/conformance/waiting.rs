@@ -42,7 +42,9 @@ pub(crate) async fn a_free_lock_is_had_at_once(w: &dyn World) {
     let lease = lock.lease().or_skip().await.unwrap().unwrap();
     lease.release().await.unwrap();
     assert!(!is_held(&lock).await);
-    assert!(begin.elapsed() < w.late());
+    // Many answers of a busy server take long together, though nobody has waited for the end of a lease.
+    let soon = if w.is_paused() { w.late() } else { SOON };
+    assert!(begin.elapsed() < soon);
 }
 
 pub(crate) async fn a_busy_lock_is_false_when_the_wait_is_over(w: &dyn World) {
@@ -261,7 +263,8 @@ pub(crate) async fn a_crashed_holders_key_is_had_when_its_ttl_is_over(w: &dyn Wo
 /// A waiter that looks when the lease that it knew of is over, and finds the next one's, goes on waiting.
 pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting(w: &dyn World) {
     let [holder, first, second] = w.registries().await;
-    let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
+    // It lasts until both are in the queue.
+    let lease = holder.obtain("k").ttl(ms(2500)).lease().await.unwrap();
     let (one, two) = (first.obtain("k"), second.obtain("k"));
     let mut acquire_one = one.acquire();
     assert!(poll_once(&mut acquire_one).await.is_none());
@@ -271,7 +274,7 @@ pub(crate) async fn a_waiter_that_looks_in_vain_goes_on_waiting(w: &dyn World) {
     waiting(&one, 2).await;
     let begin = Instant::now();
     assert!(acquire_one.await.unwrap());
-    assert!(begin.elapsed() <= ms(500) + w.late());
+    assert!(begin.elapsed() <= ms(2500) + w.late());
     assert_err!(lease.release().await, Lost, "k");
     // Its own look is for nothing now.
     sleep(ms(300)).await;
