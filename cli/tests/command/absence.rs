@@ -83,11 +83,13 @@ fn an_absence_ends_with_the_wait() {
         assert_eq!(done.code, Some(69), "{}", done.err);
         assert!(!done.err.contains("waiting for"), "{}", done.err);
     }
-    let begin = Instant::now();
-    let done = run(&url, ["run", "--wait", "1.2s", "k", "--", "true"]);
-    assert_eq!(done.code, Some(69), "{}", done.err);
-    assert!(begin.elapsed() >= Duration::from_millis(1200));
-    assert!(done.err.contains("waiting for the store"), "{}", done.err);
+    on_a_steady_machine_blocking(|| {
+        let begin = Instant::now();
+        let done = run(&url, ["run", "--wait", "1.2s", "k", "--", "true"]);
+        assert_eq!(done.code, Some(69), "{}", done.err);
+        assert!(begin.elapsed() >= Duration::from_millis(1200));
+        assert!(done.err.contains("waiting for the store"), "{}", done.err);
+    });
     // One that accepts connections and says nothing has the wait, too, and not all the time for connecting.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = silent.local_addr().unwrap().port();
@@ -145,27 +147,29 @@ fn attempts_have_random_pauses() {
 /// It was one to see whether the server is there, and another one for the lock.
 #[test]
 fn a_command_connects_once() {
-    let server = RedisServer::start();
-    let url = server.url();
-    let connections = || {
-        let info: String = server.ask(&["INFO", "stats"]);
-        let found = info
-            .lines()
-            .find_map(|line| line.strip_prefix("total_connections_received:"));
-        found.unwrap().parse::<u64>().unwrap()
-    };
-    let line = run(&url, ["hold", "l"]).out;
-    for arguments in [
-        &["run", "k", "--", "true"][..],
-        &["hold", "k2"],
-        &["renew", line.trim()],
-        &["inspect", "k"],
-    ] {
-        let before = connections();
-        let done = run(&url, arguments);
-        assert_eq!(done.code, Some(0), "{}", done.err);
-        assert_eq!(connections() - before, 1, "{arguments:?}");
-    }
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let url = server.url();
+        let connections = || {
+            let info: String = server.ask(&["INFO", "stats"]);
+            let found = info
+                .lines()
+                .find_map(|line| line.strip_prefix("total_connections_received:"));
+            found.unwrap().parse::<u64>().unwrap()
+        };
+        let line = run(&url, ["hold", "l"]).out;
+        for arguments in [
+            &["run", "k", "--", "true"][..],
+            &["hold", "k2"],
+            &["renew", line.trim()],
+            &["inspect", "k"],
+        ] {
+            let before = connections();
+            let done = run(&url, arguments);
+            assert_eq!(done.code, Some(0), "{}", done.err);
+            assert_eq!(connections() - before, 1, "{arguments:?}");
+        }
+    });
 }
 
 /// What is left of the wait is for the lock, and a busy lock is told as such.
@@ -174,7 +178,7 @@ fn the_lock_is_waited_for_after_the_store() {
     let mut server = RedisServer::builder().keep_data().start();
     server.cmd(&["SET", "lock:k", "somebody~0:1", "PX", "60000"]);
     server.kill();
-    let waiter = Program::start(&server.url(), ["run", "--wait", "6s", "k", "--", "true"]);
+    let waiter = Program::start(&server.url(), ["run", "--wait", "8s", "k", "--", "true"]);
     waiter.expect_said("waiting for the store");
     server.restart();
     let done = waiter.end();
@@ -207,8 +211,8 @@ fn the_time_to_a_far_store_is_part_of_the_wait() {
 fn a_leader_keeps_trying() {
     let mut server = RedisServer::start();
     server.kill();
-    let script = "echo up $LOCKSTREAM_TOKEN; sleep 60";
-    let leads = ["lead", "--ttl", "3s", "--kill-after", "1s", "k"];
+    let script = "echo up $LOCKSTREAM_TOKEN; sleep 600";
+    let leads = ["lead", "--ttl", "9s", "--kill-after", "3s", "k"];
     let leader = Program::start(
         &server.url(),
         [&leads[..], &["--", "sh", "-c", script]].concat(),

@@ -251,45 +251,49 @@ fn help_and_version_are_no_errors() {
 
 #[test]
 fn a_busy_lock_is_75_or_what_was_asked_for() {
-    let server = RedisServer::start();
-    let holder = Program::start(
-        &server.url(),
-        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
-    );
-    holder.expect("up");
-    for (options, code) in [
-        (&["-n"][..], 75),
-        (&["-n", "-E", "0"], 0),
-        (&["--no-wait", "--busy-code", "3"], 3),
-        (&["--wait", "200ms"], 75),
-        (&["--wait", "200ms", "-E", "9"], 9),
-        (&["-n", "--shared"], 75),
-        (&["-n", "--permits", "3"], 75),
-    ] {
-        let arguments = [&["run"][..], options, &["k"], &COMMAND].concat();
-        let done = run(&server.url(), &arguments);
-        assert_eq!(done.code, Some(code), "{options:?}: {}", done.err);
-        assert!(done.err.contains("\"k\" not acquired"), "{}", done.err);
-        let quiet = [&arguments[..1], &["-q"], &arguments[1..]].concat();
-        assert_eq!(run(&server.url(), quiet).err, "", "{options:?}");
-    }
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let holder = Program::start(
+            &server.url(),
+            ["run", "k", "--", "sh", "-c", "echo up; sleep 600"],
+        );
+        holder.expect("up");
+        for (options, code) in [
+            (&["-n"][..], 75),
+            (&["-n", "-E", "0"], 0),
+            (&["--no-wait", "--busy-code", "3"], 3),
+            (&["--wait", "200ms"], 75),
+            (&["--wait", "200ms", "-E", "9"], 9),
+            (&["-n", "--shared"], 75),
+            (&["-n", "--permits", "3"], 75),
+        ] {
+            let arguments = [&["run"][..], options, &["k"], &COMMAND].concat();
+            let done = run(&server.url(), &arguments);
+            assert_eq!(done.code, Some(code), "{options:?}: {}", done.err);
+            assert!(done.err.contains("\"k\" not acquired"), "{}", done.err);
+            let quiet = [&arguments[..1], &["-q"], &arguments[1..]].concat();
+            assert_eq!(run(&server.url(), quiet).err, "", "{options:?}");
+        }
+    });
 }
 
 /// The program ended before the server was told: `ls` showed a waiter that was gone for as long as its ttl.
 #[test]
 fn who_has_waited_in_vain_leaves_the_queue() {
-    let server = RedisServer::start();
-    let holder = Program::start(
-        &server.url(),
-        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
-    );
-    holder.expect("up");
-    for keys in [&["k"][..], &["free", "k"]] {
-        let arguments = [&["run", "--wait", "200ms"][..], keys, &COMMAND].concat();
-        assert_eq!(run(&server.url(), &arguments).code, Some(75));
-        assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 0);
-        assert!(!server.exists("lock:free"));
-    }
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let holder = Program::start(
+            &server.url(),
+            ["run", "k", "--", "sh", "-c", "echo up; sleep 600"],
+        );
+        holder.expect("up");
+        for keys in [&["k"][..], &["free", "k"]] {
+            let arguments = [&["run", "--wait", "200ms"][..], keys, &COMMAND].concat();
+            assert_eq!(run(&server.url(), &arguments).code, Some(75));
+            assert_eq!(server.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]), 0);
+            assert!(!server.exists("lock:free"));
+        }
+    });
 }
 
 /// It is not told for longer than a second that nobody waits any more.
@@ -299,7 +303,7 @@ fn a_store_that_hangs_does_not_prolong_the_wait() {
         let server = RedisServer::start();
         let holder = Program::start(
             &server.url(),
-            ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+            ["run", "k", "--", "sh", "-c", "echo up; sleep 600"],
         );
         holder.expect("up");
         let waiter = Program::start(&server.url(), ["run", "--wait", "1s", "k", "--", "true"]);
@@ -318,7 +322,7 @@ fn a_store_that_hangs_does_not_prolong_the_wait() {
 fn readers_and_permits_share_the_lock() {
     let server = RedisServer::start();
     let hold = |options: &[&'static str]| {
-        let command = ["k", "--", "sh", "-c", "echo up; sleep 60"];
+        let command = ["k", "--", "sh", "-c", "echo up; sleep 600"];
         let arguments = [&["run"][..], options, &command].concat();
         let program = Program::start(&server.url(), arguments);
         program.expect("up");
@@ -419,7 +423,7 @@ fn of_racers_one_works_at_a_time() {
 
     let holder = Program::start(
         &server.url(),
-        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+        ["run", "k", "--", "sh", "-c", "echo up; sleep 600"],
     );
     holder.expect("up");
     assert_eq!(race(&["-n"]), [Some(75); 5]);
@@ -436,13 +440,13 @@ fn messages_are_lines_of_json_if_asked() {
     assert_eq!(event(&done.err), "failed");
     assert!(done.err.contains("\"code\":69"), "{}", done.err);
 
-    let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "60"]);
+    let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "600"]);
     wait_until_blocking("k is held", SOON, || server.exists("lock:k"));
     let waiter = Program::start(&server.url(), ["run", "--json", "k", "--", "true"]);
     waiter.expect_said("\"event\":\"waiting\"");
     let late = run(
         &server.url(),
-        ["run", "--json", "--wait", "1ms", "k", "--", "true"],
+        ["run", "--json", "--wait", "1s", "k", "--", "true"],
     );
     assert!(late.err.contains("\"code\":75"), "{}", late.err);
 }
@@ -456,7 +460,7 @@ fn event(line: &str) -> String {
 #[test]
 fn a_server_that_goes_away_under_a_waiter_is_told() {
     let mut server = RedisServer::start();
-    let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "60"]);
+    let _holder = Program::start(&server.url(), ["run", "k", "--", "sleep", "600"]);
     wait_until_blocking("k is held", SOON, || server.exists("lock:k"));
     let waiter = Program::start(&server.url(), ["run", "--wait", "8s", "k", "--", "true"]);
     let queue = ["ZCARD", "{lock:k}:~queue2"];
@@ -478,7 +482,7 @@ fn a_server_that_goes_away_before_the_release_does_not_change_the_code() {
     );
     let program = Program::start(
         &server.url(),
-        ["run", "--ttl", "60s", "k", "--", "sh", "-c", &script],
+        ["run", "--ttl", "10m", "k", "--", "sh", "-c", &script],
     );
     program.expect("up");
     server.kill();
@@ -486,5 +490,5 @@ fn a_server_that_goes_away_before_the_release_does_not_change_the_code() {
     let done = program.end();
     assert_eq!(done.code, Some(5), "{}", done.err);
     assert!(done.err.contains("not released within"), "{}", done.err);
-    assert!(Duration::from_secs(60) > SOON, "the ttl outlasts the test");
+    assert!(Duration::from_secs(600) > SOON, "the ttl outlasts the test");
 }

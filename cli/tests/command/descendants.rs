@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{Program, SOON, is_gone, run, until_gone, write_program};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 /// How a command starts the worker, whose path is the last word.
 const WAYS: [&[&str]; 6] = [
@@ -21,7 +21,7 @@ const WAYS: [&[&str]; 6] = [
     // As `sudo` does it with a terminal of its own: a wrapper that waits for a process in another session.
     &["setsid", "--fork", "--wait"],
     // A daemon: its parent is gone.
-    &["sh", "-c", "(setsid \"$0\" &); sleep 60"],
+    &["sh", "-c", "(setsid \"$0\" &); sleep 600"],
 ];
 
 /// A program that notes the time every few ms.
@@ -193,18 +193,20 @@ fn every_process_ends_with_us() {
 /// We cannot renew: the guardian ends what runs beyond the lease.
 #[test]
 fn no_process_works_without_its_lease_while_we_are_stopped() {
-    in_each_way(|server, key, way| {
-        let worker = Worker::stubborn();
-        let options = ["--ttl", "4s", "--kill-after", "1s", key];
-        let (program, pid) = worker.start(server, &options, way);
-        let next = Program::start(&server.url(), ["run", key, "--", "date", "+now=%s%N"]);
-        program.signal(Signal::STOP);
-        until_gone(pid);
-        let now = next.number("now");
-        assert!(worker.last_beat() < now, "{way:?}");
-        program.signal(Signal::CONT);
-        let done = program.end();
-        assert_eq!(done.code, Some(76), "{way:?}: {}", done.err);
+    on_a_steady_machine_blocking(|| {
+        in_each_way(|server, key, way| {
+            let worker = Worker::stubborn();
+            let options = ["--ttl", "4s", "--kill-after", "1s", key];
+            let (program, pid) = worker.start(server, &options, way);
+            let next = Program::start(&server.url(), ["run", key, "--", "date", "+now=%s%N"]);
+            program.signal(Signal::STOP);
+            until_gone(pid);
+            let now = next.number("now");
+            assert!(worker.last_beat() < now, "{way:?}");
+            program.signal(Signal::CONT);
+            let done = program.end();
+            assert_eq!(done.code, Some(76), "{way:?}: {}", done.err);
+        });
     });
 }
 
@@ -250,7 +252,7 @@ fn whatever_is_forked_meanwhile_is_killed() {
         "sh",
         "-c",
     ];
-    let script = format!("trap '' TERM; {}; echo up; sleep 60", path.display());
+    let script = format!("trap '' TERM; {}; echo up; sleep 600", path.display());
     let program = Program::start(&server.url(), [&arguments[..], &[&script]].concat());
     program.expect("up");
     assert!(server.del("lock:k"));
@@ -267,8 +269,13 @@ fn whatever_is_forked_meanwhile_is_killed() {
 fn what_a_command_leaves_behind_is_left_alone() {
     let server = RedisServer::start();
     let worker = Worker::new("");
-    let way = ["sh", "-c", "\"$0\" & (setsid \"$0\" &); sleep 0.5; exit 3"];
-    let (program, pid) = worker.start(&server, &["k"], &way);
+    let script =
+        "\"$0\" & (setsid \"$0\" &); while [ ! -e \"$0.over\" ]; do sleep 0.01; done; exit 3";
+    let (program, pid) = worker.start(&server, &["k"], &["sh", "-c", script]);
+    wait_until_blocking("both work", SOON, || {
+        program.out().matches('\n').count() == 2
+    });
+    std::fs::write(worker.path.with_extension("over"), "").unwrap();
     let done = program.end();
     assert_eq!(done.code, Some(3), "{}", done.err);
     assert!(!server.exists("lock:k"));
@@ -291,7 +298,7 @@ fn children_of_the_caller_are_left_alone() {
     let server = RedisServer::start();
     let worker = Worker::new("");
     let script = "\"$0\" & exec \"$1\" run --ttl 6s --kill-after 500ms k -- \
-                  sh -c 'echo up; sleep 60'";
+                  sh -c 'echo up; sleep 600'";
     let mut command = std::process::Command::new("sh");
     command
         .args(["-c", script, worker.path.to_str().unwrap()])

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::program::{Program, SOON, run, until_gone};
 use crate::support::{Proxy, RedisServer, Way, on_a_steady_machine_blocking, wait_until_blocking};
 
-const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "1s", "k", "--", "sh"];
+const ARGUMENTS: [&str; 8] = ["run", "--ttl", "10s", "--kill-after", "3s", "k", "--", "sh"];
 
 /// Under a short lease, a command that cannot be run.
 const NOTHING: [&str; 8] = [
@@ -72,7 +72,7 @@ fn the_command_ends_with_us() {
 fn a_stubborn_command_is_killed() {
     let server = RedisServer::start();
     let script =
-        "trap '' TERM; echo shell=$$; sleep 60 & echo sleeper=$!; while :; do sleep 0.01; done";
+        "trap '' TERM; echo shell=$$; sleep 600 & echo sleeper=$!; while :; do sleep 0.01; done";
     let mut program = Program::start(&server.url(), [&ARGUMENTS[..], &["-c", script]].concat());
     let pids = [program.number("shell"), program.number("sleeper")];
     program.kill();
@@ -83,67 +83,71 @@ fn a_stubborn_command_is_killed() {
 /// We cannot renew, and the command must not outlive the lease.
 #[test]
 fn a_stopped_program_does_not_work_without_its_lease() {
-    let server = RedisServer::start();
-    let folder = tempfile::tempdir().unwrap();
-    let beats = folder.path().join("beats");
-    let script = beating(&beats);
-    let arguments = [
-        "run",
-        "--ttl",
-        "3s",
-        "--kill-after",
-        "1s",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ];
-    let program = Program::start(&server.url(), arguments);
-    let shell = program.number("shell");
-    let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
-    program.signal(Signal::STOP);
-    until_gone(shell);
-    let now = next.number("now");
-    let last = last_beat(&beats);
-    assert!(last < now, "{last} {now}");
-    program.signal(Signal::CONT);
-    let done = program.end();
-    assert_eq!(done.code, Some(76), "{}", done.err);
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let folder = tempfile::tempdir().unwrap();
+        let beats = folder.path().join("beats");
+        let script = beating(&beats);
+        let arguments = [
+            "run",
+            "--ttl",
+            "3s",
+            "--kill-after",
+            "1s",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
+        let program = Program::start(&server.url(), arguments);
+        let shell = program.number("shell");
+        let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
+        program.signal(Signal::STOP);
+        until_gone(shell);
+        let now = next.number("now");
+        let last = last_beat(&beats);
+        assert!(last < now, "{last} {now}");
+        program.signal(Signal::CONT);
+        let done = program.end();
+        assert_eq!(done.code, Some(76), "{}", done.err);
+    });
 }
 
 /// We cannot renew, and are killed shortly before the end of the lease. `--kill-after` would let the command go on for longer.
 #[test]
 fn the_command_of_a_dead_program_does_not_outlive_the_lease() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(&server);
-    let folder = tempfile::tempdir().unwrap();
-    let beats = folder.path().join("beats");
-    let script = beating(&beats);
-    let arguments = [
-        "run",
-        "--ttl",
-        "6s",
-        "--kill-after",
-        "2s",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ];
-    let mut program = Program::start(&proxy.url(), arguments);
-    let shell = program.number("shell");
-    let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
-    proxy.blackhole(Way::Both, true);
-    wait_until_blocking("its lease is almost over", SOON, || {
-        server.pttl("lock:k") < 500
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(&server);
+        let folder = tempfile::tempdir().unwrap();
+        let beats = folder.path().join("beats");
+        let script = beating(&beats);
+        let arguments = [
+            "run",
+            "--ttl",
+            "6s",
+            "--kill-after",
+            "2s",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
+        let mut program = Program::start(&proxy.url(), arguments);
+        let shell = program.number("shell");
+        let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
+        proxy.blackhole(Way::Both, true);
+        wait_until_blocking("its lease is almost over", SOON, || {
+            server.pttl("lock:k") < 500
+        });
+        program.kill();
+        until_gone(shell);
+        let now = next.number("now");
+        let last = last_beat(&beats);
+        assert!(last < now, "{last} {now}");
     });
-    program.kill();
-    until_gone(shell);
-    let now = next.number("now");
-    let last = last_beat(&beats);
-    assert!(last < now, "{last} {now}");
 }
 
 /// What the command sends to its own group does not end the guardian.
@@ -184,34 +188,36 @@ fn a_renewed_command_is_left_alone() {
 /// The guardian is ended by somebody. We notice the loss of the lease by ourselves.
 #[test]
 fn without_a_guardian_we_stop_the_command() {
-    let server = RedisServer::start();
-    let script = "trap '' TERM; echo shell=$$; while :; do sleep 0.01; done";
-    let arguments = [
-        "run",
-        "--ttl",
-        "3s",
-        "--kill-after",
-        "1s",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        script,
-    ];
-    let program = Program::start(&server.url(), arguments);
-    let shell = program.number("shell");
-    let guardian = group_of(shell);
-    assert_ne!(
-        i64::from(guardian.as_raw_pid()),
-        shell,
-        "it leads the group"
-    );
-    kill_process(guardian, Signal::KILL).unwrap();
-    server.stop();
-    until_gone(shell);
-    let done = program.end();
-    server.cont();
-    assert_eq!(done.code, Some(76), "{}", done.err);
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let script = "trap '' TERM; echo shell=$$; while :; do sleep 0.01; done";
+        let arguments = [
+            "run",
+            "--ttl",
+            "3s",
+            "--kill-after",
+            "1s",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ];
+        let program = Program::start(&server.url(), arguments);
+        let shell = program.number("shell");
+        let guardian = group_of(shell);
+        assert_ne!(
+            i64::from(guardian.as_raw_pid()),
+            shell,
+            "it leads the group"
+        );
+        kill_process(guardian, Signal::KILL).unwrap();
+        server.stop();
+        until_gone(shell);
+        let done = program.end();
+        server.cont();
+        assert_eq!(done.code, Some(76), "{}", done.err);
+    });
 }
 
 /// The process group of a process, whose id is that of the guardian.
@@ -252,49 +258,53 @@ fn with_a_slow_guardian(url: &str, arguments: &[&str]) -> (Program, Pid) {
 /// However long the guardian takes to start, its deadline is that of the lease.
 #[test]
 fn a_guardian_that_starts_slowly_knows_the_deadline() {
-    let server = RedisServer::start();
-    let folder = tempfile::tempdir().unwrap();
-    let beats = folder.path().join("beats");
-    let script = beating(&beats);
-    let arguments = [
-        "run",
-        "--ttl",
-        "6s",
-        "--kill-after",
-        "1s",
-        "k",
-        "--",
-        "sh",
-        "-c",
-        &script,
-    ];
-    let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
-    let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
-    std::thread::sleep(Duration::from_secs(1));
-    kill_process(guardian, Signal::CONT).unwrap();
-    let shell = program.number("shell");
-    // Before its first renewal.
-    program.signal(Signal::STOP);
-    until_gone(shell);
-    let now = next.number("now");
-    let last = last_beat(&beats);
-    assert!(last < now, "{last} {now}");
-    program.signal(Signal::CONT);
-    let done = program.end();
-    assert_eq!(done.code, Some(76), "{}", done.err);
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let folder = tempfile::tempdir().unwrap();
+        let beats = folder.path().join("beats");
+        let script = beating(&beats);
+        let arguments = [
+            "run",
+            "--ttl",
+            "6s",
+            "--kill-after",
+            "1s",
+            "k",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
+        let (program, guardian) = with_a_slow_guardian(&server.url(), &arguments);
+        let next = Program::start(&server.url(), ["run", "k", "--", "date", "+now=%s%N"]);
+        std::thread::sleep(Duration::from_secs(1));
+        kill_process(guardian, Signal::CONT).unwrap();
+        let shell = program.number("shell");
+        // Before its first renewal.
+        program.signal(Signal::STOP);
+        until_gone(shell);
+        let now = next.number("now");
+        let last = last_beat(&beats);
+        assert!(last < now, "{last} {now}");
+        program.signal(Signal::CONT);
+        let done = program.end();
+        assert_eq!(done.code, Some(76), "{}", done.err);
+    });
 }
 
 /// If the guardian is ready only when the lease is over, the command is not started.
 #[test]
 fn no_command_starts_after_its_lease() {
-    let server = RedisServer::start();
-    let (program, guardian) = with_a_slow_guardian(&server.url(), &NOTHING);
-    assert!(server.del("lock:k"));
-    // No renewal can have proved it since.
-    std::thread::sleep(Duration::from_secs(1));
-    kill_process(guardian, Signal::CONT).unwrap();
-    let done = program.end();
-    assert_eq!(done.code, Some(76), "{}", done.err);
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let (program, guardian) = with_a_slow_guardian(&server.url(), &NOTHING);
+        assert!(server.del("lock:k"));
+        // No renewal can have proved it since.
+        std::thread::sleep(Duration::from_secs(1));
+        kill_process(guardian, Signal::CONT).unwrap();
+        let done = program.end();
+        assert_eq!(done.code, Some(76), "{}", done.err);
+    });
 }
 
 /// The wait for it blocks all else, and the lease is renewed all the same.

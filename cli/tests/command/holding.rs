@@ -86,7 +86,7 @@ fn a_lease_lasts_as_long_as_was_said() {
     assert_eq!(with_variable(&url, &["renew"], &line).code, Some(0));
     let left = server.pttl("lock:k");
     assert!(left > 550_000 && left <= 600_000, "{left}");
-    let busy = run(&url, ["hold", "-w", "100ms", "-E", "9", "k"]);
+    let busy = run(&url, ["hold", "-w", "1s", "-E", "9", "k"]);
     assert_eq!((busy.code, &*busy.out), (Some(9), ""));
 }
 
@@ -240,7 +240,7 @@ fn a_lock_is_held_in_the_foreground_until_a_signal() {
         let server = RedisServer::start();
         let url = server.url();
         let holder = || {
-            let options = ["hold", "--foreground", "--ttl", "1s", "--json", "k"];
+            let options = ["hold", "--foreground", "--ttl", "2s", "--json", "k"];
             let holder = Program::start(&url, options);
             holder.expect("\"token\":");
             holder

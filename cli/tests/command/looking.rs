@@ -8,10 +8,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::program::{Program, SOON, run};
-use crate::support::{PgServer, RedisServer, wait_until_blocking};
+use crate::support::{PgServer, Proxy, RedisServer, Way, wait_until_blocking};
 
 fn hold(server: &RedisServer, options: &[&str]) -> Program {
-    let command = ["--", "sh", "-c", "echo up; sleep 60"];
+    let command = ["--", "sh", "-c", "echo up; sleep 600"];
     let program = Program::start(&server.url(), [&["run"], options, &command].concat());
     program.expect("up");
     program
@@ -162,7 +162,7 @@ fn a_lock_is_freed_only_when_told_twice() {
     let server = RedisServer::start();
     let holder = hold(
         &server,
-        &["--ttl", "3s", "--kill-after", "1s", "--name", "alpha", "k"],
+        &["--ttl", "9s", "--kill-after", "3s", "--name", "alpha", "k"],
     );
     let next = Program::start(
         &server.url(),
@@ -174,7 +174,7 @@ fn a_lock_is_freed_only_when_told_twice() {
             "--",
             "sh",
             "-c",
-            "echo next; sleep 60",
+            "echo next; sleep 600",
         ],
     );
     wait_for_waiter(&server, "k");
@@ -219,7 +219,7 @@ fn one_of_those_who_share_a_lock_is_freed_by_name() {
     let url = server.url();
     let free = |options: &[&str]| run(&url, [&["free"], options, &["k"]].concat());
     for mode in [&["-s"][..], &["--permits", "2"]] {
-        let options = ["--ttl", "3s", "--kill-after", "1s", "k", "--name"];
+        let options = ["--ttl", "9s", "--kill-after", "3s", "k", "--name"];
         let hold_as = |name| hold(&server, &[mode, &options, &[name]].concat());
         let (alpha, beta) = (hold_as("alpha"), hold_as("beta"));
         let unnamed = free(&["--yes"]);
@@ -294,7 +294,7 @@ async fn a_holder_that_is_not_shown_is_freed_by_its_owner() {
 #[test]
 fn changes_are_watched() {
     let server = RedisServer::start();
-    let holder = hold(&server, &["--name", "alpha", "k"]);
+    let holder = hold(&server, &["--ttl", "10m", "--name", "alpha", "k"]);
     let watch = |options: &[&str]| {
         Program::start(
             &server.url(),
@@ -320,25 +320,31 @@ fn changes_are_watched() {
     }
 }
 
-/// A look at a large database takes long, and the next one began at its end: the server did nothing else. A server that
-/// is stopped for a second stands in for it.
+/// A look at a large database takes long, and the next one began at its end: the server did nothing else. An answer that
+/// is a second on its way stands in for it.
 #[test]
 fn a_watch_pauses_after_a_slow_look() {
     let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
     let options = ["watch", "--every", "100ms", "--response-timeout", "1m"];
-    let _watching = Program::start(&server.url(), options);
+    let _watching = Program::start(&proxy.url(), options);
     wait_until_blocking("it looks", SOON, || server.calls("scan") >= 2);
-    server.stop();
-    std::thread::sleep(Duration::from_secs(1));
-    server.cont();
-    let slow = Instant::now();
-    // The look that was slow, and others of a watch that does not pause.
-    std::thread::sleep(Duration::from_millis(300));
+    proxy.delay(Way::ToClient, Duration::from_secs(1));
     let calls = server.calls("scan");
-    wait_until_blocking("it looks again", SOON, || server.calls("scan") > calls);
-    let pause = slow.elapsed();
-    // Four times as long as it took, which was from a tenth of a second after the stop at the latest.
-    assert!(pause >= Duration::from_secs(3), "{pause:?}");
+    let mut before = Instant::now();
+    wait_until_blocking("a look is slow", SOON, || {
+        let at = Instant::now();
+        let asks = server.calls("scan") > calls;
+        if !asks {
+            before = at;
+        }
+        asks
+    });
+    proxy.delay(Way::ToClient, Duration::ZERO);
+    wait_until_blocking("it looks again", SOON, || server.calls("scan") > calls + 1);
+    let later = before.elapsed();
+    // A second, and four times as long.
+    assert!(later >= Duration::from_secs(5), "{later:?}");
 }
 
 /// The server is away for a while, and the watch goes on.

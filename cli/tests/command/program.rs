@@ -1,10 +1,10 @@
 //! The program under test, as a process.
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
@@ -12,8 +12,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::support::wait_until_blocking;
 
-/// How long something may take that takes a moment on a machine that is not busy.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// How long something may take that takes a moment on a machine that is not busy. Only a test that fails waits for so
+/// long. What must not be over by itself before lasts ten minutes, such as a `sleep`, or a lease that is to be released.
+pub(crate) const SOON: Duration = Duration::from_secs(100);
 
 /// The path of the program.
 pub(crate) const LOCKSTREAM: &str = env!("CARGO_BIN_EXE_lockstream");
@@ -22,8 +23,8 @@ pub(crate) const LOCKSTREAM: &str = env!("CARGO_BIN_EXE_lockstream");
 #[derive(Debug)]
 pub(crate) struct Program {
     child: Child,
-    out: Arc<Mutex<String>>,
-    err: Arc<Mutex<String>>,
+    out: Heard,
+    err: Heard,
 }
 
 /// What a program has done.
@@ -76,15 +77,15 @@ impl Program {
     /// The same with this as its standard input.
     pub(crate) fn spawn_with_input(mut command: Command, input: Stdio) -> Self {
         ignore_no_signals();
-        let mut child = command
+        let (out, its_out) = Heard::follow();
+        let (err, its_err) = Heard::follow();
+        let child = command
             .stdin(input)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stdout(its_out)
+            .stderr(its_err)
             .process_group(0)
             .spawn()
             .expect("the program runs");
-        let out = follow(child.stdout.take().expect("piped"));
-        let err = follow(child.stderr.take().expect("piped"));
         Self { child, out, err }
     }
 
@@ -97,11 +98,11 @@ impl Program {
     }
 
     pub(crate) fn out(&self) -> String {
-        self.out.lock().unwrap().clone()
+        self.out.text()
     }
 
     pub(crate) fn err(&self) -> String {
-        self.err.lock().unwrap().clone()
+        self.err.text()
     }
 
     /// Waits until the command has written this.
@@ -143,11 +144,10 @@ impl Program {
     pub(crate) fn end(mut self) -> Done {
         let status = self.wait();
         // Whoever has inherited its output may go on, and is not waited for.
-        let _ = wait_for(|| Arc::strong_count(&self.out) + Arc::strong_count(&self.err) == 2);
         Done {
             code: status.code(),
-            out: self.out(),
-            err: self.err(),
+            out: self.out.whole(),
+            err: self.err.whole(),
         }
     }
 
@@ -211,26 +211,51 @@ pub(crate) fn until_gone(pid: i64) {
     wait_until_blocking(format!("{pid} is gone"), SOON, || is_gone(pid));
 }
 
-fn wait_for(condition: impl Fn() -> bool) -> bool {
-    let begin = Instant::now();
-    while !condition() {
-        if begin.elapsed() > Duration::from_secs(2) {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    true
+/// What comes out of a pipe.
+#[derive(Debug)]
+struct Heard {
+    text: Arc<Mutex<String>>,
+    /// Ours, to write a mark: it comes out behind all that was written before.
+    pipe: PipeWriter,
+    marks: mpsc::Receiver<()>,
 }
 
-fn follow(mut pipe: impl Read + Send + 'static) -> Arc<Mutex<String>> {
-    let text = Arc::new(Mutex::new(String::new()));
-    let writer = text.clone();
-    std::thread::spawn(move || {
-        let mut buffer = [0; 4096];
-        while let Ok(count @ 1..) = pipe.read(&mut buffer) {
-            let more = String::from_utf8_lossy(&buffer[..count]);
-            writer.lock().unwrap().push_str(&more);
-        }
-    });
-    text
+impl Heard {
+    const MARK: char = '\0';
+
+    /// The second is the end for the process.
+    fn follow() -> (Self, PipeWriter) {
+        let (mut reader, pipe) = std::io::pipe().expect("a pipe can be made");
+        let its_end = pipe.try_clone().expect("it can be cloned");
+        let text = Arc::new(Mutex::new(String::new()));
+        let (marked, marks) = mpsc::channel();
+        let writer = text.clone();
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut buffer) {
+                let more = String::from_utf8_lossy(&buffer[..count]);
+                writer
+                    .lock()
+                    .unwrap()
+                    .push_str(&more.replace(Self::MARK, ""));
+                if more.contains(Self::MARK) {
+                    // Nobody may wait for it any more.
+                    let _ = marked.send(());
+                }
+            }
+        });
+        (Self { text, pipe, marks }, its_end)
+    }
+
+    fn text(&self) -> String {
+        self.text.lock().unwrap().clone()
+    }
+
+    /// All that has been written by now.
+    fn whole(&mut self) -> String {
+        let mark = [u8::try_from(Self::MARK).expect("it is a byte")];
+        self.pipe.write_all(&mark).expect("it is read");
+        self.marks.recv().expect("it is read");
+        self.text()
+    }
 }

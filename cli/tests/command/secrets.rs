@@ -37,7 +37,7 @@ fn nobody_else_sees_the_password() {
     fs::write(&file, format!("{url}\n")).unwrap();
     let by_file = ["run", "--url-file", file.to_str().unwrap(), "k"];
     for (variable, arguments) in [("", &by_file[..]), (&url, &["run", "k"])] {
-        let command = ["--", "sh", "-c", "echo up; exec sleep 60"];
+        let command = ["--", "sh", "-c", "echo up; exec sleep 600"];
         let program = Program::start(variable, [arguments, &command].concat());
         program.expect("up");
         if Path::new("/proc/self/stat").exists() {
@@ -107,7 +107,7 @@ fn a_command_gets_the_url_if_it_is_told_so() {
     let file = folder.path().join("url");
     let url = server.url_with("", PASSWORD, 0);
     fs::write(&file, format!("{url}\n")).unwrap();
-    let script = "\"$0\" run b -- env; exec sleep 60";
+    let script = "\"$0\" run b -- env; exec sleep 600";
     for begin in [
         &["run", "--url-file", file.to_str().unwrap(), "a"][..],
         &["run", "a"],

@@ -24,7 +24,7 @@ fn a_waiter_gives_up_its_place() {
     let server = RedisServer::start();
     let holder = Program::start(
         &server.url(),
-        ["run", "k", "--", "sh", "-c", "echo up; sleep 60"],
+        ["run", "k", "--", "sh", "-c", "echo up; sleep 600"],
     );
     holder.expect("up");
     for (signal, number) in ENDING {
@@ -110,7 +110,7 @@ fn the_group_of_the_command_is_ended() {
     let server = RedisServer::start();
     // A background process of a shell ignores the signals of the keyboard.
     for (signal, number) in [(Signal::HUP, 1), (Signal::TERM, 15)] {
-        let script = "sleep 60 & echo sleeper=$!; wait";
+        let script = "sleep 600 & echo sleeper=$!; wait";
         let program = Program::start(&server.url(), ["run", "k", "--", "sh", "-c", script]);
         let sleeper = program.number("sleeper");
         program.signal(signal);
@@ -159,7 +159,14 @@ fn a_signal_for_us_and_the_command_leaves_no_lock() {
     for _ in 0..8 {
         let program = Program::start(
             &server.url(),
-            ["run", "k", "--", "sh", "-c", "echo shell=$$; exec sleep 60"],
+            [
+                "run",
+                "k",
+                "--",
+                "sh",
+                "-c",
+                "echo shell=$$; exec sleep 600",
+            ],
         );
         let command = i32::try_from(program.number("shell")).unwrap();
         program.signal(Signal::STOP);
@@ -242,7 +249,7 @@ fn a_release_is_cut_short() {
     );
     let mut program = Program::start(
         &server.url(),
-        ["run", "--ttl", "60s", "k", "--", "sh", "-c", &script],
+        ["run", "--ttl", "10m", "k", "--", "sh", "-c", &script],
     );
     program.expect("up");
     server.stop();

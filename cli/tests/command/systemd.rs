@@ -35,7 +35,7 @@ fn a_service_gets_the_sockets_of_its_unit() {
     let folder = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
     let script = "echo own=$$; echo listen=$LISTEN_PID; echo watchdog=$WATCHDOG_PID; \
-        echo fds=$LISTEN_FDS names=$LISTEN_FDNAMES pidfd=${LISTEN_PIDFDID-none}; readlink /proc/$$/fd/3; sleep 60";
+        echo fds=$LISTEN_FDS names=$LISTEN_FDNAMES pidfd=${LISTEN_PIDFDID-none}; readlink /proc/$$/fd/3; sleep 600";
     for begin in [&["run", "k"][..], &["lead", "k"]] {
         let service = activated(
             &server.url(),

@@ -16,7 +16,7 @@ use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::unistd::setsid;
 
 use crate::program::{LOCKSTREAM, Program, SOON, ignore_no_signals};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const TERMINAL: &str = "LOCKSTREAM_TEST_TERMINAL";
 
@@ -183,7 +183,7 @@ fn the_keyboard_stops_the_command_and_the_shell_continues_it() {
     let server = RedisServer::start();
     let mut terminal = Terminal::open(&server.url());
     let script = "echo u''p; while read x; do echo got=$x; done";
-    terminal.type_keys(&format!("\"$L\" run k -- sh -c '{script}'\n"));
+    terminal.type_keys(&format!("\"$L\" run --ttl 10m k -- sh -c '{script}'\n"));
     terminal.expect("up");
     for round in 1..=2 {
         terminal.type_keys("\u{1a}");
@@ -192,7 +192,7 @@ fn the_keyboard_stops_the_command_and_the_shell_continues_it() {
         terminal.expect(&format!("shell={}", round + 20));
         assert!(server.exists("lock:k"), "a stopped command has its lock");
         terminal.type_keys("fg\n");
-        terminal.expect("run k");
+        terminal.expect("run --ttl 10m k");
         terminal.type_keys(&format!("words{round}\n"));
         terminal.expect(&format!("got=words{round}"));
     }
@@ -227,15 +227,17 @@ fn a_background_job_comes_to_the_foreground() {
 /// The lease ends while the job is stopped: it is not continued.
 #[test]
 fn a_job_that_is_stopped_for_too_long_is_ended() {
-    let server = RedisServer::start();
-    let mut terminal = Terminal::open(&server.url());
-    terminal.type_keys("\"$L\" run --ttl 3s --kill-after 1s k -- sh -c 'echo u''p; read x; echo got=$x'; echo code=$?\n");
-    terminal.expect("up");
-    terminal.type_keys("\u{1a}");
-    terminal.expect("Stopped");
-    wait_until_blocking("the lease is over", SOON, || !server.exists("lock:k"));
-    terminal.type_keys("fg; echo code=$?\n");
-    terminal.expect("code=76");
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let mut terminal = Terminal::open(&server.url());
+        terminal.type_keys("\"$L\" run --ttl 3s --kill-after 1s k -- sh -c 'echo u''p; read x; echo got=$x'; echo code=$?\n");
+        terminal.expect("up");
+        terminal.type_keys("\u{1a}");
+        terminal.expect("Stopped");
+        wait_until_blocking("the lease is over", SOON, || !server.exists("lock:k"));
+        terminal.type_keys("fg; echo code=$?\n");
+        terminal.expect("code=76");
+    });
 }
 
 /// Whoever closes the window ends the command, and the lock is free.
@@ -244,7 +246,7 @@ fn a_terminal_that_closes_ends_the_command() {
     let server = RedisServer::start();
     let mut terminal = Terminal::open(&server.url());
     terminal
-        .type_keys("\"$L\" run --ttl 60s k -- sh -c 'echo u''p; while :; do sleep 0.01; done'\n");
+        .type_keys("\"$L\" run --ttl 10m k -- sh -c 'echo u''p; while :; do sleep 0.01; done'\n");
     terminal.expect("up");
     assert!(server.exists("lock:k"));
     let mut session = terminal.close();
@@ -262,7 +264,7 @@ fn a_watch_is_a_table() {
     let mut terminal = Terminal::open(&server.url());
     terminal.type_keys("\"$L\" watch --every 100ms; echo code=$?\n");
     terminal.expect("KEY");
-    let command = ["run", "--name", "alpha", "till", "--", "sleep", "60"];
+    let command = ["run", "--name", "alpha", "till", "--", "sleep", "600"];
     let holder = Program::start(&server.url(), command);
     terminal.expect("till  held   alpha  alpha~");
     holder.signal(rustix::process::Signal::TERM);

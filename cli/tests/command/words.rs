@@ -4,10 +4,10 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::program::{LOCKSTREAM, Program, SOON, run};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 fn hold(server: &RedisServer, options: &[&str]) -> Program {
-    let arguments = [&["run"], options, &["k", "-c", "echo up; sleep 60"]].concat();
+    let arguments = [&["run"], options, &["k", "-c", "echo up; sleep 600"]].concat();
     let program = Program::start(&server.url(), arguments);
     program.expect("up");
     program
@@ -16,23 +16,25 @@ fn hold(server: &RedisServer, options: &[&str]) -> Program {
 /// As `sleep`, `timeout` and `flock` take them.
 #[test]
 fn a_time_may_be_a_fraction() {
-    let server = RedisServer::start();
-    let _holder = hold(&server, &[]);
-    for wait in ["0.2", ".2", "0.2s", "0.1s100ms", "200ms"] {
-        let is_told = || {
-            let done = run(&server.url(), ["run", "--wait", wait, "k", "--", "true"]);
-            assert_eq!(done.code, Some(75), "{}", done.err);
-            let told = done.err.split_once("not acquired within ").unwrap().1;
-            let waited = told.split_once("ms:").and_then(|told| told.0.parse().ok());
-            assert!(
-                waited.is_none_or(|waited: u64| waited >= 200),
-                "{wait}: {told}"
-            );
-            // A machine that is busy waits longer.
-            waited.is_some_and(|waited| waited < 300)
-        };
-        wait_until_blocking(format!("{wait} is 200 ms"), SOON, is_told);
-    }
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let _holder = hold(&server, &[]);
+        for wait in ["0.2", ".2", "0.2s", "0.1s100ms", "200ms"] {
+            let is_told = || {
+                let done = run(&server.url(), ["run", "--wait", wait, "k", "--", "true"]);
+                assert_eq!(done.code, Some(75), "{}", done.err);
+                let told = done.err.split_once("not acquired within ").unwrap().1;
+                let waited = told.split_once("ms:").and_then(|told| told.0.parse().ok());
+                assert!(
+                    waited.is_none_or(|waited: u64| waited >= 200),
+                    "{wait}: {told}"
+                );
+                // A machine that is busy waits longer.
+                waited.is_some_and(|waited| waited < 300)
+            };
+            wait_until_blocking(format!("{wait} is 200 ms"), SOON, is_told);
+        }
+    });
     for command in ["run", "lead", "watch"] {
         let help = run("", [command, "--help"]).out;
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -55,7 +57,7 @@ fn the_options_of_flock_mean_the_same() {
         (done.code, done.out)
     };
     assert_eq!(code(&["-s", "-n"]), (Some(7), "k\n".to_owned()));
-    assert_eq!(code(&["-x", "-w", ".1"]).0, Some(75));
+    assert_eq!(code(&["-x", "-w", "1"]).0, Some(75));
     assert_eq!(code(&["-n"]).0, Some(75));
     reader.signal(Signal::TERM);
     reader.end();
@@ -108,9 +110,9 @@ fn an_acquisition_says_how_long_it_waited() {
     };
     for waiter in [
         &["run", "--json", "k", "--", "true"][..],
-        &["lead", "--json", "k", "--", "sleep", "60"],
+        &["lead", "--json", "k", "--", "sleep", "600"],
     ] {
-        let holder = hold(&server, &[]);
+        let holder = hold(&server, &["--ttl", "10m"]);
         let waiter = Program::start(&server.url(), waiter);
         // That is told after half a second.
         waiter.expect_said("\"waiting\"");

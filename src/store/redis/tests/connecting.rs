@@ -84,18 +84,20 @@ async fn g2_the_memory_policy_is_asked_for_at_the_first_connection_alone() {
 #[tokio::test]
 async fn o4_the_old_connection_is_killed_with_its_commands() {
     let server = RedisServer::start();
-    let proxy = Proxy::to(&server);
-    let mut one = Settings::url(proxy.url(), "a1").up().await;
+    let far = Proxy::to(&server);
+    let near = Proxy::to_port(far.port());
+    let mut one = Settings::url(near.url(), "a1").up().await;
     let old = id(&server);
 
     // So that the server knows the script.
     won(&one.outcome("other", attempt(9)).await);
-    proxy.delay(Way::ToServer, Duration::from_secs(1));
+    // The far one keeps it back, and connections to come do not go by there.
+    far.hold(Way::ToServer, true);
+    near.aim_at(&server);
+    let (before, _) = near.bytes();
     one.submit("k", attempt(1));
-    // Nothing shows when the proxy has read it. Should this be too short, nothing is tested.
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    proxy.delay(Way::ToServer, Duration::ZERO);
-    proxy.half_close(Way::ToClient);
+    wait_until("it is on its way", BOUND, || near.bytes().0 > before).await;
+    near.half_close(Way::ToClient);
     unknown(one.reply("k", &attempt(1)).await);
     one.down().await;
     assert!(one.up().await);
@@ -104,8 +106,9 @@ async fn o4_the_old_connection_is_killed_with_its_commands() {
         "killed"
     );
 
+    far.hold(Way::ToServer, false);
     wait_until("the old connection's bytes go on", BOUND, || {
-        proxy.connections() == 1
+        far.connections() == 0
     })
     .await;
     one.has_not_heard(|event| matches!(event, StoreEvent::Down { .. }))
@@ -366,7 +369,8 @@ async fn g1_a_failed_attempt_fails_the_requests_that_wait_for_it() {
     server.kill();
     let mut one = Settings::new(&server, "a1").open();
     let began = Instant::now();
-    // The pauses between so many attempts are 0.2, 1 and 2 s at most.
+    // The pauses between so many attempts are 0.2, 1 and 2 s at most. A request that waited for its own time-out would
+    // take longer than all of them may.
     for owner in 1..=4 {
         let error = unsent(one.ask("k", attempt(owner)).await);
         assert!(
@@ -375,7 +379,7 @@ async fn g1_a_failed_attempt_fails_the_requests_that_wait_for_it() {
         );
         one.down().await;
     }
-    assert!(began.elapsed() < BOUND / 2, "{:?}", began.elapsed());
+    assert!(began.elapsed() < BOUND, "{:?}", began.elapsed());
     assert!(one.session().inspect("k".into()).await.is_err());
     one.down().await;
 

@@ -113,7 +113,7 @@ async fn k3_the_queue_lasts_longer_than_the_lock_and_is_never_cut_short() {
     two.outcome("k", enter(1)).await;
     assert!(server.pttl(QUEUE) > 3_050_000);
 
-    server.cmd(&["PEXPIRE", "lock:k", "1000"]);
+    server.cmd(&["PEXPIRE", "lock:k", "10000"]);
     two.outcome("k", enter(1)).await;
     assert!(server.pttl(QUEUE) > 3_050_000, "never shorter");
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::fake::{Fake, HANG_UP, NOW, Request};
 use super::registry::{BOUND, Registry, Settings, attempt, release, unknown, won};
-use super::support::wait_until;
+use super::support::{on_a_steady_machine, wait_until};
 use crate::base::StoreError;
 use crate::store::contract::{OpError, Outcome, StoreEvent};
 
@@ -132,17 +132,20 @@ async fn o4_nothing_outlives_its_connection() {
 
 #[tokio::test]
 async fn an_answer_that_does_not_come_is_not_waited_for() {
-    const TIMEOUT: Duration = Duration::from_millis(300);
-    let fake = Fake::start(|request| match confirms(request) {
-        true => Some(OURS.to_vec()),
-        false => request.is("WAIT").then(Vec::new),
-    });
-    let mut registry = open(&fake, WITHIN, TIMEOUT).await;
-    let begun = Instant::now();
-    let error = unconfirmed(registry.ask("k", attempt(1)).await);
-    let passed = begun.elapsed();
-    assert!(error.to_string().contains("did not answer"), "{error}");
-    assert!(passed >= WITHIN + TIMEOUT && passed < BOUND, "{passed:?}");
+    on_a_steady_machine(async || {
+        const TIMEOUT: Duration = Duration::from_millis(300);
+        let fake = Fake::start(|request| match confirms(request) {
+            true => Some(OURS.to_vec()),
+            false => request.is("WAIT").then(Vec::new),
+        });
+        let mut registry = open(&fake, WITHIN, TIMEOUT).await;
+        let begun = Instant::now();
+        let error = unconfirmed(registry.ask("k", attempt(1)).await);
+        let passed = begun.elapsed();
+        assert!(error.to_string().contains("did not answer"), "{error}");
+        assert!(passed >= WITHIN + TIMEOUT && passed < BOUND, "{passed:?}");
+    })
+    .await;
 }
 
 #[tokio::test]
