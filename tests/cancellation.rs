@@ -269,7 +269,8 @@ fn a_token_is_cancelled_after_its_runtime_has_ended() {
 #[tokio::test]
 async fn a_token_is_told_in_real_time() {
     let (store, locks) = one();
-    let lock = locks.obtain("k").ttl(Duration::from_millis(300));
+    // So long that the work has begun by then.
+    let lock = locks.obtain("k").ttl(Duration::from_secs(1));
     let (sender, token) = oneshot::channel();
     let work = lock.with_lease(|lease| {
         sender.send(lease.cancellation_token()).unwrap();

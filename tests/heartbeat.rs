@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::{Lease, LockRegistry, Renewal};
 
-const TTL: Duration = Duration::from_secs(2);
+const TTL: Duration = Duration::from_secs(6);
 
 /// How many threads of this process have its name.
 fn threads() -> usize {

@@ -158,21 +158,24 @@ async fn a_node_that_was_demoted_before_it_was_needed_is_no_lasting_fault() {
 /// It may be that one alone, and first, that a caller names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_stopped_is_not_waited_for() {
-    let cluster = Cluster::without_replicas();
-    let stopped = cluster.home("lock:k");
-    cluster.server(stopped).stop();
-    let mut urls = cluster.urls();
-    urls.rotate_left(stopped);
-    let begin = Instant::now();
-    let store = RedisStore::cluster(urls).await.unwrap();
-    assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
-    let registry = LockRegistry::builder(store).build().unwrap();
-    let mut keys = (0..).map(|number| format!("other:{number}"));
-    let key = keys.find(|key| cluster.home(&format!("lock:{key}")) != stopped);
-    let lock = registry.obtain(key.expect("names lie everywhere"));
-    lock.lease().await.unwrap().release().await.unwrap();
-    cluster.server(stopped).cont();
-    nothing_left(&cluster, &[&registry]).await;
+    on_a_steady_machine(async || {
+        let cluster = Cluster::without_replicas();
+        let stopped = cluster.home("lock:k");
+        cluster.server(stopped).stop();
+        let mut urls = cluster.urls();
+        urls.rotate_left(stopped);
+        let begin = Instant::now();
+        let store = RedisStore::cluster(urls).await.unwrap();
+        assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
+        let registry = LockRegistry::builder(store).build().unwrap();
+        let mut keys = (0..).map(|number| format!("other:{number}"));
+        let key = keys.find(|key| cluster.home(&format!("lock:{key}")) != stopped);
+        let lock = registry.obtain(key.expect("names lie everywhere"));
+        lock.lease().await.unwrap().release().await.unwrap();
+        cluster.server(stopped).cont();
+        nothing_left(&cluster, &[&registry]).await;
+    })
+    .await;
 }
 
 /// Nobody is there at first; and later, after all of it was away.
@@ -247,7 +250,8 @@ async fn a_connection_that_is_killed_is_made_again_at_once() {
             assert_eq!(listening(home), Some(id), "the other one is left alone");
         }
         queued(&here, "k").await;
-        assert!(begin.elapsed() < ms(2000), "{:?}", begin.elapsed());
+        // Before anybody would ask by itself.
+        assert!(begin.elapsed() < BY_GRANT, "{:?}", begin.elapsed());
         lease.release().await.unwrap();
         let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
         next.unwrap().unwrap().release().await.unwrap();

@@ -325,32 +325,35 @@ fn backoff_that_stops() -> backoff::backoff::Stop {
 /// Where a waiter is told of its turn no policy is asked: neither its pauses nor its end.
 #[tokio::test]
 async fn no_policy_where_there_are_notices() {
-    let asked = Arc::new(AtomicU32::new(0));
-    let seen = asked.clone();
-    let ends = Repeat::fixed(Duration::ZERO).until(move |_| {
-        seen.fetch_add(1, Ordering::SeqCst);
-        true
-    });
-    let server = RedisServer::start();
-    let (here, there) = (
-        builder(&server.url()).await.build().unwrap(),
-        builder(&server.url()).await.build().unwrap(),
-    );
-    let held = here.obtain("k").ttl(secs(60)).lease().await.unwrap();
-    let waiter = tokio::spawn(there.obtain("k").repeat(ends.clone()).lease());
-    wait_for_queue(&server, 1).await;
-    server.reset_stats();
-    sleep(ms(300)).await;
-    assert!(!waiter.is_finished() && server.calls("evalsha") == 0);
-    held.release().await.unwrap();
-    served(waiter, BOUND).await.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let asked = Arc::new(AtomicU32::new(0));
+        let seen = asked.clone();
+        let ends = Repeat::fixed(Duration::ZERO).until(move |_| {
+            seen.fetch_add(1, Ordering::SeqCst);
+            true
+        });
+        let server = RedisServer::start();
+        let (here, there) = (
+            builder(&server.url()).await.build().unwrap(),
+            builder(&server.url()).await.build().unwrap(),
+        );
+        let held = here.obtain("k").ttl(secs(60)).lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").repeat(ends.clone()).lease());
+        wait_for_queue(&server, 1).await;
+        server.reset_stats();
+        sleep(ms(300)).await;
+        assert!(!waiter.is_finished() && server.calls("evalsha") == 0);
+        held.release().await.unwrap();
+        served(waiter, BOUND).await.release().await.unwrap();
 
-    let store = MemoryStore::new();
-    let in_memory = || LockRegistry::builder(store.clone()).build().unwrap();
-    let _held = in_memory().obtain("k").ttl(secs(60)).lease().await.unwrap();
-    let begin = Instant::now();
-    let lock = in_memory().obtain("k").repeat(ends);
-    assert!(!lock.acquire_within(ms(200)).await.unwrap());
-    assert_took(begin, ms(200));
-    assert_eq!(asked.load(Ordering::SeqCst), 0);
+        let store = MemoryStore::new();
+        let in_memory = || LockRegistry::builder(store.clone()).build().unwrap();
+        let _held = in_memory().obtain("k").ttl(secs(60)).lease().await.unwrap();
+        let begin = Instant::now();
+        let lock = in_memory().obtain("k").repeat(ends);
+        assert!(!lock.acquire_within(ms(200)).await.unwrap());
+        assert_took(begin, ms(200));
+        assert_eq!(asked.load(Ordering::SeqCst), 0);
+    })
+    .await;
 }

@@ -59,7 +59,8 @@ async fn a_lock_is_seen_and_freed_by_hand() {
         };
         let verdict: String = server.rows(frees)[0].get("verdict");
         assert_eq!(verdict, "held");
-        let next = tokio::time::timeout(Duration::from_secs(3), waiting).await;
+        // Nobody asks by itself for 8 s (W2).
+        let next = tokio::time::timeout(Duration::from_secs(5), waiting).await;
         let next = next.expect("it is told").unwrap().unwrap();
         assert!(next.token() > lease.token());
         assert!(matches!(lease.release().await, Err(LockError::Lost { .. })));

@@ -222,8 +222,8 @@ async fn who_waits_for_a_fenced_transaction_backs_off_and_writes_nothing() {
             .config("autovacuum = off")
             .start();
         let holder = registry(&server.url()).await;
-        let lease = holder.obtain("k").ttl(ms(500)).lease().await.unwrap();
         let mut transaction = server.client();
+        let lease = holder.obtain("k").ttl(ms(1000)).lease().await.unwrap();
         let token = lease.token().get();
         transaction.run(&format!("BEGIN; SELECT lockstream.fence('k', {token})"));
         let mut waiting = Vec::new();

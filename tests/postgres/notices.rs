@@ -41,7 +41,7 @@ impl Waiter {
 
     /// Within a second, as a rule; asking by itself would take eight.
     async fn gets_told(self) {
-        let told = tokio::time::timeout(ms(4000), self.waiting).await;
+        let told = tokio::time::timeout(ms(5000), self.waiting).await;
         let lease = told.expect("it is told").unwrap().unwrap();
         lease.release().await.unwrap();
     }

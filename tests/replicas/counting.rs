@@ -232,7 +232,8 @@ async fn all_that_come_meanwhile_share_one_question() {
 async fn a_question_after_many_calls_counts_the_write_of_each() {
     const MANY: u64 = 1_100;
     let flock = Flock::start().await;
-    let locks = flock.registry(2, ms(1_500)).await;
+    // All are won while the first round asks.
+    let locks = flock.registry(2, ms(3_000)).await;
     flock.replicas[0].stop();
     let first = tokio::spawn(locks.obtain("first").acquire_once());
     flock.wait_until_asked().await;
