@@ -152,7 +152,8 @@ mod tests {
     use std::pin::pin;
     use std::time::Duration;
 
-    use futures::{FutureExt, stream};
+    use futures::stream::FusedStream;
+    use futures::{FutureExt, Stream, stream};
 
     use crate::store::MemoryStore;
     use crate::{FutureLockExt, LockRegistry, StreamLockExt};
@@ -186,5 +187,24 @@ mod tests {
         let next = futures::StreamExt::next(&mut items).await;
         assert_eq!(next.unwrap().unwrap(), 500);
         assert_eq!(items.items.lines.len(), 999, "nothing is kept of its key");
+    }
+
+    /// It has ended when the source has, and all results have come.
+    #[tokio::test]
+    async fn what_is_left_and_the_end_are_known() {
+        let locks = LockRegistry::in_memory();
+        let items = futures::StreamExt::map(stream::iter(0..2), |item| {
+            ready(item).with_lock(locks.obtain("k"))
+        });
+        let mut items = pin!(items.buffer_keyed(1));
+        for left in [2, 1] {
+            assert_eq!(items.size_hint(), (0, Some(left)));
+            assert!(!items.is_terminated());
+            let next = futures::StreamExt::next(&mut items).await;
+            next.unwrap().unwrap();
+        }
+        assert!(futures::StreamExt::next(&mut items).await.is_none());
+        assert_eq!(items.size_hint(), (0, Some(0)));
+        assert!(items.is_terminated());
     }
 }

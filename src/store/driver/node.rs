@@ -498,3 +498,6 @@ impl<B: Backend> Drop for NodeTask<B> {
         self.shared.abandoned(self.id, self.has_begun, sent, unsent);
     }
 }
+
+#[cfg(test)]
+mod tests;

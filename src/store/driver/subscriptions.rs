@@ -375,6 +375,42 @@ mod tests {
         assert_eq!(subscriptions.nodes_with_orders().count(), 0);
     }
 
+    /// Its caller waits for an answer to the ticket itself.
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_request_begins_when_its_key_is_heard() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        let order = subscriptions.next_order(0).unwrap();
+        tokio::time::advance(Duration::from_secs(1)).await;
+        let [ready] = &subscriptions.told(&order, true)[..] else {
+            panic!("it waits for nothing else");
+        };
+        assert_eq!(ready.since, Instant::now());
+    }
+
+    /// Nobody waited for it when it was looked at, and then somebody did, perhaps at another node.
+    #[test]
+    fn a_key_is_left_only_if_nobody_waits_for_it_there() {
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.enter(0, request("k"));
+        leave(&mut subscriptions, "k");
+        assert!(subscriptions.has_pending(0), "it is not confirmed yet");
+        let order = subscriptions.next_order(0).unwrap();
+        subscriptions.told(&order, true);
+        subscriptions.unused_at(0);
+        subscriptions.enter(0, request("k"));
+        subscriptions.leave(0, &"k".into());
+        assert!(subscriptions.contains("k"), "it is used again");
+        subscriptions.enter(1, request("k"));
+        let order = subscriptions.next_order(1).unwrap();
+        subscriptions.told(&order, true);
+        subscriptions.unused_at(1);
+        subscriptions.leave(0, &"k".into());
+        assert!(subscriptions.contains("k"), "it is heard there");
+        subscriptions.leave(1, &"k".into());
+        assert!(!subscriptions.contains("k"));
+    }
+
     #[test]
     fn unconfirmed_subscriptions_are_forgotten_if_no_connection_can_be_made() {
         let mut subscriptions = Subscriptions::default();

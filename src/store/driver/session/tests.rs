@@ -9,7 +9,7 @@ use super::*;
 use crate::base::CheckedServer;
 use crate::store::attempts::SetUps;
 use crate::store::contract::{
-    Answer, DroppedOps, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
+    Answer, DroppedOps, Grant, Op, Outcome, Owner, StoreEvent, StoreEvents, SubmittedOp,
 };
 use crate::store::driver::ServerClock;
 use crate::store::send_window::{Limits, SendWindow};
@@ -268,7 +268,16 @@ fn a_ticket_wakes_the_node_that_is_to_push_its_grants() {
     let reason = "no right to subscribe".to_owned();
     session.shared.lock().nodes[0].no_push = Some(reason);
     on_a_runtime(|| {
-        session.submit(turn());
+        let mut request = Request::new(RequestKind::Op(turn()));
+        request.slot = session.shared.backend.slot("k");
+        let told = session.shared.change(|change| {
+            change.route(request);
+            std::mem::take(&mut change.effects.events)
+        });
+        let [StoreEvent::Replied { result, .. }] = &told[..] else {
+            panic!("{told:?}");
+        };
+        assert!(matches!(result, Err(OpError::Unsent(_))), "{result:?}");
         assert!(session.shared.lock().search.is_running);
     });
 }
@@ -341,6 +350,7 @@ fn the_end_of_an_outage_is_told_once_also_if_nobody_needs_the_server() {
     assert!(settles().is_empty(), "it is told once");
 
     assert_eq!(loses_b(), [None]);
+    assert!(settles().is_empty(), "it is not over");
     needs_no_b();
     assert_eq!(settles(), [Some(true)]);
     assert!(settles().is_empty(), "it is told once");
@@ -531,6 +541,27 @@ fn g2_each_node_has_a_first_connection() {
     fail(1, None);
     assert_eq!(session.shared.next_attempt(1), None);
     assert_eq!(session.connects_within(), usual);
+    install(&session, [("a:1", FIRST), ("c:1", SECOND)]);
+    assert_eq!(session.connects_within(), first, "c was not tried");
+}
+
+/// Else it would be refused there, once the node is connected.
+#[test]
+fn a_request_that_waits_goes_with_its_slot() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    let owner = Owner::exclusive(1);
+    session.submit(SubmittedOp::unattended("k", Op::Release { owner }));
+    let waiting = || {
+        let state = session.shared.lock();
+        let waiting = state.nodes.iter().map(|node| node.inbox.len());
+        waiting.collect::<Vec<_>>()
+    };
+    assert_eq!(waiting(), [1, 0]);
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    assert_eq!(waiting(), [1, 0], "its slot stays");
+    install(&session, [("b:1", FIRST), ("a:1", SECOND)]);
+    assert_eq!(waiting(), [0, 1]);
 }
 
 /// One server that answers each call when its connection is polled next.
@@ -692,4 +723,59 @@ fn model_a_session_that_is_dropped_leaves_nobody_waiting() {
             shuttle::thread::yield_now();
         }
     });
+}
+
+/// Nobody waits for keys of a node that nobody needs. For those of others somebody does.
+#[test]
+fn a_node_that_nobody_needs_has_no_key_that_waits_for_it() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    assert_eq!(unsettled(&session).len(), SLOTS);
+    assert_eq!(session.shared.next_attempt(1), None);
+    assert_eq!(unsettled(&session), FIRST.collect());
+}
+
+/// The node may have its task on another runtime, which goes on. The key is told of when somebody starts what is lacking.
+#[test]
+fn a_request_that_is_delayed_on_a_runtime_that_ends_leaves_no_key_waiting() {
+    let session = session();
+    install(&session, [("a:1", FIRST), ("a:1", SECOND)]);
+    session.shared.lock().unsettled.clear();
+    session.shared.lacks_task.store(false, Ordering::Relaxed);
+    on_a_runtime(|| {
+        let owner = Owner::exclusive(1);
+        let op = Op::Release { owner };
+        let mut request = Request::new(RequestKind::Op(SubmittedOp::unattended("k", op)));
+        request.slot = session.shared.backend.slot("k");
+        let error = StoreError::new("not now");
+        session.shared.change(|change| change.delay(request, error));
+    });
+    assert_eq!(unsettled(&session).len(), 1);
+    assert!(session.shared.lacks_task.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_grant_is_confirmed_at_the_node_that_has_its_key() {
+    let session = session_that(true);
+    install(&session, [("a:1", FIRST), ("b:1", SECOND)]);
+    let key = "z".repeat(100);
+    assert!(SECOND.contains(&session.shared.backend.slot(&key)));
+    let grant = Grant {
+        owner: Owner::exclusive(1),
+        ttl: Duration::from_secs(30),
+        epoch: 1,
+        at: 1,
+    };
+    let key = key.into();
+    let heard = Received::Heard(StoreEvent::Granted { key, grant });
+    session.shared.received(1, &mut vec![heard]);
+    let state = session.shared.lock();
+    let waiting = state.nodes.iter().map(|node| node.inbox.len());
+    assert!(waiting.eq([0, 1]));
+}
+
+/// Else users would be given SQL that fences nothing.
+#[test]
+fn a_store_without_transactions_has_no_fence() {
+    assert_eq!(session().fence(), None);
 }
