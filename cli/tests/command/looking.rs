@@ -340,7 +340,6 @@ fn a_watch_pauses_after_a_slow_look() {
         }
         asks
     });
-    proxy.delay(Way::ToClient, Duration::ZERO);
     wait_until_blocking("it looks again", SOON, || server.calls("scan") > calls + 1);
     let later = before.elapsed();
     // A second, and four times as long.

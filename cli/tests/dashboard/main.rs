@@ -359,7 +359,6 @@ fn it_pauses_after_a_slow_look() {
         }
         asks
     });
-    proxy.delay(Way::ToClient, Duration::ZERO);
     wait_until_blocking("it looks again", BOUND, || server.calls("scan") > calls + 1);
     let later = before.elapsed();
     // A second, and four times as long.

@@ -574,12 +574,12 @@ async fn the_outage_of_a_node_ends_when_others_have_its_slots() {
     server.has_b.store(false, Ordering::Relaxed);
     sleep(ms(10_000)).await;
     server.see(|seen| {
-        let told = seen.events.iter().filter_map(|(_, event)| match event {
+        let mut told = seen.events.iter().filter_map(|(_, event)| match event {
             StoreEvent::Up { complete, .. } => Some(*complete),
             StoreEvent::Down { .. } => None,
             other => panic!("{other:?}"),
         });
-        assert_eq!(told.last(), Some(true), "{:?}", seen.events);
+        assert_eq!(told.next_back(), Some(true), "{:?}", seen.events);
         assert!(
             seen.events
                 .iter()
