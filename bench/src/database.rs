@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::param::clock_ticks_per_second;
 
 use crate::libs::{Outcome, told};
-use crate::support::{PgServer, postgres_program};
+use crate::support::{PgServer, find_programs, postgres_program};
 
 /// One library has a connection for each of a thousand tasks.
 const CONNECTIONS: u32 = 1_200;
@@ -22,7 +22,8 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start() -> Outcome<Self> {
+        find_programs()?;
         let server = PgServer::builder()
             // As it comes from its makers, unlike in tests.
             .config("fsync = on")
@@ -36,7 +37,7 @@ impl Database {
         let version: String = server.one("SHOW server_version");
         let number = version.split(' ').next().unwrap_or_default();
         let version = format!("postgresql {number}");
-        Self { server, version }
+        Ok(Self { server, version })
     }
 
     pub(crate) fn version(&self) -> &str {

@@ -19,7 +19,7 @@ mod shown;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(crate) use self::postgres::PgServer;
+pub(crate) use self::postgres::{PgServer, find_programs};
 
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);

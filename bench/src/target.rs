@@ -41,7 +41,7 @@ impl Target {
     pub(crate) fn start(store: Store) -> Outcome<Self> {
         Ok(match store {
             Store::Redis => Self::Redis(Server::start()?),
-            Store::Postgres => Self::Postgres(Database::start()),
+            Store::Postgres => Self::Postgres(Database::start()?),
         })
     }
 

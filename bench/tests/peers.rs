@@ -6,8 +6,14 @@ use std::process::Command;
 use serde_json::Value;
 
 fn peers(args: &[&str]) -> (bool, String, String) {
+    peers_with(&[], args)
+}
+
+/// The same with these variables.
+fn peers_with(variables: &[(&str, &str)], args: &[&str]) -> (bool, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_peers"))
         .args(args)
+        .envs(variables.iter().copied())
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -108,4 +114,37 @@ fn what_is_not_there_is_said() {
     );
     let (done, out, _) = peers(&["--list"]);
     assert!(done && out.contains("redisson-fair") && out.contains("hand-over"));
+}
+
+/// It was a panic, in which the figures of all others were lost.
+#[test]
+fn peers_whose_server_is_missing_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("peers.json").display().to_string();
+    let both = "lockstream,lockstream-postgres,sqlx-advisory";
+    let run = ["--scenario", "free-1", "--rounds", "1", "--secs", "0.2"];
+    let no_postgres = ("LOCKSTREAM_POSTGRES_BIN", "/nowhere");
+    let args = [&["--only", both, "--json", &json][..], &run].concat();
+    let (done, out, said) = peers_with(&[no_postgres], &args);
+    assert!(done, "{out}{said}");
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(all["left_out"].as_array().unwrap().len(), 2, "{said}");
+    assert_eq!(all["results"].as_array().unwrap().len(), 1, "{said}");
+    for peer in ["lockstream-postgres", "sqlx-advisory"] {
+        let told = format!("leaves out {peer}: LOCKSTREAM_POSTGRES_BIN is /nowhere, which lacks");
+        assert!(said.contains(&told), "{said}");
+    }
+    assert!(out.contains("sqlx-advisory"), "{out}");
+
+    let no_redis = ("LOCKSTREAM_REDIS_SERVER", "/nowhere");
+    let args = [&["--only", "lockstream"][..], &run].concat();
+    let (done, _, said) = peers_with(&[no_redis], &args);
+    assert!(
+        !done && said.ends_with("nobody is left to be measured\n"),
+        "{said}"
+    );
+    assert!(
+        said.contains("leaves out lockstream: LOCKSTREAM_REDIS_SERVER is /nowhere: "),
+        "{said}"
+    );
 }

@@ -23,7 +23,7 @@ use super::shown::Tls;
 /// How long a server may take to start, to end, or to answer this harness.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-const REMEDY: &str = "these tests need PostgreSQL 14 or newer (its programs initdb and postgres): \
+const REMEDY: &str = "PostgreSQL 14 or newer is needed (its programs initdb and postgres): \
     `apt-get install postgresql`, `brew install postgresql`, run the tests with `./tests/run`, which sees to it, or name \
     the folder of its programs in LOCKSTREAM_POSTGRES_BIN";
 
@@ -655,46 +655,44 @@ fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// The folder of the programs: the one that is named, else that on the path, else where systems put them.
+/// The folder of the programs.
 pub(super) fn programs() -> &'static Path {
     static PROGRAMS: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAMS.get_or_init(|| {
-        let has_all = |folder: &PathBuf| {
-            ["initdb", "postgres"]
-                .iter()
-                .all(|name| folder.join(name).exists())
-        };
-        if let Some(named) =
-            env::var_os("LOCKSTREAM_POSTGRES_BIN").filter(|named| !named.is_empty())
-        {
-            let named = PathBuf::from(named);
-            assert!(
-                has_all(&named),
-                "LOCKSTREAM_POSTGRES_BIN is {}, which lacks them; {REMEDY}",
-                named.display()
-            );
-            return named;
-        }
-        let path = env::var_os("PATH").unwrap_or_default();
-        let on_path: Vec<_> = env::split_paths(&path).collect();
-        let this = env::current_exe().expect("the system knows what it runs");
-        let installed = this
-            .ancestors()
-            .map(|folder| folder.join("servers/POSTGRES/bin"));
-        let folders = on_path
-            .into_iter()
-            .chain(in_usual_places())
-            .chain(installed);
-        // A link on the path leads to the folder of the other programs.
-        let real = |folder: PathBuf| {
-            let program = fs::canonicalize(folder.join("postgres")).ok()?;
-            Some(program.parent()?.to_owned())
-        };
-        let mut found = folders.filter_map(real).filter(has_all);
-        found
-            .next()
-            .unwrap_or_else(|| panic!("no PostgreSQL here; {REMEDY}"))
-    })
+    PROGRAMS.get_or_init(|| find_programs().unwrap_or_else(|missing| panic!("{missing}")))
+}
+
+/// The one that is named, else that on the path, else where systems put it. Or what to do, if there is none.
+pub fn find_programs() -> Result<PathBuf, String> {
+    let has_all = |folder: &PathBuf| {
+        ["initdb", "postgres"]
+            .iter()
+            .all(|name| folder.join(name).exists())
+    };
+    if let Some(named) = env::var_os("LOCKSTREAM_POSTGRES_BIN").filter(|named| !named.is_empty()) {
+        let named = PathBuf::from(named);
+        let shown = named.display();
+        let lacks = format!("LOCKSTREAM_POSTGRES_BIN is {shown}, which lacks them; {REMEDY}");
+        return has_all(&named).then_some(named).ok_or(lacks);
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path: Vec<_> = env::split_paths(&path).collect();
+    let this = env::current_exe().expect("the system knows what it runs");
+    let installed = this
+        .ancestors()
+        .map(|folder| folder.join("servers/POSTGRES/bin"));
+    let folders = on_path
+        .into_iter()
+        .chain(in_usual_places())
+        .chain(installed);
+    // A link on the path leads to the folder of the other programs.
+    let real = |folder: PathBuf| {
+        let program = fs::canonicalize(folder.join("postgres")).ok()?;
+        Some(program.parent()?.to_owned())
+    };
+    let mut found = folders.filter_map(real).filter(has_all);
+    found
+        .next()
+        .ok_or_else(|| format!("no PostgreSQL here; {REMEDY}"))
 }
 
 /// `/usr/lib/postgresql/15/bin` and the like, the newest first.

@@ -18,7 +18,7 @@ mod results;
 mod scenarios;
 mod show;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -131,13 +131,18 @@ type Built = (Peer, Vec<String>);
 const SIDE_BY_SIDE: usize = 6;
 
 /// Measures them at the same time, each with a server of its own.
-fn side_by_side(options: &Options, scenario: Scenario, peers: &[&Built]) -> Vec<Outcome<Figures>> {
+fn side_by_side(
+    options: &Options,
+    number: usize,
+    scenario: Scenario,
+    peers: &[&Built],
+) -> Vec<Outcome<Figures>> {
     std::thread::scope(|scope| {
         let mut running = Vec::new();
         for built in peers {
             running.push(scope.spawn(|| {
                 let mut target = Target::start(built.0.store)?;
-                run_one(options, scenario, built, &mut target)
+                run_one(options, number, scenario, built, &mut target)
             }));
         }
         let joined = running
@@ -149,6 +154,7 @@ fn side_by_side(options: &Options, scenario: Scenario, peers: &[&Built]) -> Vec<
 
 fn run_one(
     options: &Options,
+    number: usize,
     scenario: Scenario,
     (peer, words): &Built,
     target: &mut Target,
@@ -157,6 +163,7 @@ fn run_one(
         target,
         peer: *peer,
         words,
+        number,
         millis: (options.secs * 1e3) as u64,
         hold: Duration::from_secs_f64(options.hold),
     };
@@ -194,36 +201,71 @@ fn run(options: &Options) -> Outcome<bool> {
     Ok(!ours.iter().any(|peer| results.has_failed(peer)))
 }
 
-fn measure(options: &Options) -> Outcome<Results> {
-    let scratch = tempfile::tempdir().map_err(told("a folder"))?;
-    let mut languages: Vec<(Language, Outcome<Vec<String>>)> = Vec::new();
-    let mut left_out = Vec::new();
-    let mut peers: Vec<Built> = Vec::new();
-    for peer in options.peers() {
-        if !languages
-            .iter()
-            .any(|(language, _)| *language == peer.language)
-        {
-            eprintln!("builds {:?}", peer.language);
-            languages.push((peer.language, peer.language.build(scratch.path())));
+/// Those of the peers that can be run here, and why the others cannot.
+#[derive(Default)]
+struct Here {
+    peers: Vec<Built>,
+    left_out: Vec<(Peer, String)>,
+}
+
+impl Here {
+    /// Builds what their languages need, below this folder.
+    fn build(peers: &[Peer], folder: &Path) -> Self {
+        let mut here = Self::default();
+        let mut languages: Vec<(Language, Outcome<Vec<String>>)> = Vec::new();
+        for peer in peers {
+            if !languages
+                .iter()
+                .any(|(language, _)| *language == peer.language)
+            {
+                eprintln!("builds {:?}", peer.language);
+                languages.push((peer.language, peer.language.build(folder)));
+            }
+            let built = languages
+                .iter()
+                .find(|(language, _)| *language == peer.language);
+            match &built.expect("it was just put there").1 {
+                Ok(words) => here.peers.push((*peer, words.clone())),
+                Err(reason) => here.leave_out(*peer, reason),
+            }
         }
-        let built = languages
-            .iter()
-            .find(|(language, _)| *language == peer.language);
-        match &built.expect("it was just put there").1 {
-            Ok(words) => peers.push((*peer, words.clone())),
+        here
+    }
+
+    /// Starts a server for those who need such a one.
+    fn start(&mut self, store: Store) -> Option<Target> {
+        let needs_it = |(peer, _): &Built| peer.store == store;
+        if !self.peers.iter().any(needs_it) {
+            return None;
+        }
+        match Target::start(store) {
+            Ok(target) => Some(target),
             Err(reason) => {
-                eprintln!("leaves out {}: {reason}", peer.name);
-                left_out.push((*peer, reason.clone()));
+                let (without, others): (Vec<_>, _) = self.peers.drain(..).partition(needs_it);
+                self.peers = others;
+                for (peer, _) in without {
+                    self.leave_out(peer, &reason);
+                }
+                None
             }
         }
     }
-    let start = |store| {
-        let is_used = peers.iter().any(|(peer, _)| peer.store == store);
-        is_used.then(|| Target::start(store)).transpose()
-    };
-    let mut redis = start(Store::Redis)?;
-    let mut postgres = start(Store::Postgres)?;
+
+    fn leave_out(&mut self, peer: Peer, reason: &str) {
+        eprintln!("leaves out {}: {reason}", peer.name);
+        self.left_out.push((peer, reason.to_owned()));
+    }
+}
+
+fn measure(options: &Options) -> Outcome<Results> {
+    let scratch = tempfile::tempdir().map_err(told("a folder"))?;
+    let mut here = Here::build(options.peers(), scratch.path());
+    let mut redis = here.start(Store::Redis);
+    let mut postgres = here.start(Store::Postgres);
+    let Here { peers, left_out } = here;
+    if peers.is_empty() {
+        return Err("nobody is left to be measured".to_owned());
+    }
     let targets = [&redis, &postgres].into_iter().flatten();
     let servers: Vec<_> = targets.map(|target| target.version().to_owned()).collect();
     let rounds = usize::from(options.rounds);
@@ -254,7 +296,9 @@ fn measure(options: &Options) -> Outcome<Results> {
             let peers: Vec<&Built> = peers.iter().filter(takes_part).collect();
             if scenario.only_waits() {
                 for some in peers.chunks(SIDE_BY_SIDE) {
-                    for (built, outcome) in some.iter().zip(side_by_side(options, *scenario, some))
+                    for (built, outcome) in some
+                        .iter()
+                        .zip(side_by_side(options, round, *scenario, some))
                     {
                         results.add(*scenario, built.0, outcome);
                     }
@@ -269,7 +313,7 @@ fn measure(options: &Options) -> Outcome<Results> {
                 };
                 let target = target.as_mut().expect("it was started");
                 target.empty()?;
-                let outcome = run_one(options, *scenario, built, target);
+                let outcome = run_one(options, round, *scenario, built, target);
                 results.add(*scenario, built.0, outcome);
             }
             write(&results)?;

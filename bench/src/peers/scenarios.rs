@@ -151,6 +151,8 @@ pub(super) struct Round<'a> {
     pub(super) peer: Peer,
     /// What starts it.
     pub(super) words: &'a [String],
+    /// Which of the peer's rounds it is, from 0.
+    pub(super) number: usize,
     pub(super) millis: u64,
     /// For how long [`Scenario::Held`] holds.
     pub(super) hold: Duration,
@@ -375,7 +377,7 @@ impl Round<'_> {
     }
 
     fn hand_over(&mut self) -> Outcome<Figures> {
-        const TIMES: u64 = 40;
+        const TIMES: usize = 40;
         // Until the other surely waits, and then at one of many moments between two questions of whoever asks every 100 ms.
         let pause = |time: u64| Duration::from_millis(200 + time * 618 / 10 % 200);
         let args: [(&str, &dyn std::fmt::Display); 3] =
@@ -385,16 +387,27 @@ impl Round<'_> {
         let mut waits = self.start("hold", &args)?;
         sleep(Duration::from_millis(2_500));
         let mut took = Vec::new();
-        for time in 0..TIMES {
+        let warm_up = Duration::from_millis(self.peer.language.warm());
+        let begin = Instant::now();
+        let mut is_warm = false;
+        while took.len() < TIMES {
             holds.tell("release")?;
             let released = holds.when("releasing", PATIENCE)?;
             let held = waits.when("held", 2 * PATIENCE)?;
             let Some(time_between) = held.checked_sub(released) else {
                 return Err("two held it".to_owned());
             };
-            took.push(time_between as f64 / 1e3);
+            if is_warm {
+                took.push(time_between as f64 / 1e3);
+            }
             holds.tell("lock")?;
-            sleep(pause(time));
+            is_warm = begin.elapsed() > warm_up;
+            let warming = Duration::from_millis(20);
+            sleep(if is_warm {
+                pause(took.len() as u64)
+            } else {
+                warming
+            });
             std::mem::swap(&mut holds, &mut waits);
         }
         let within = |percent| percentile(&took, percent).expect("there were some");
@@ -419,8 +432,9 @@ impl Round<'_> {
         let dies = self.start("hold", &args)?;
         dies.expect("held", START)?;
         let next = self.start("hold", &args)?;
-        // Not longer, for not every library renews.
-        sleep(Duration::from_millis(4_000));
+        // At another moment of its lease in each round. Not later, for not every library renews.
+        let moments = [4_000, 2_000, 6_000];
+        sleep(Duration::from_millis(moments[self.number % moments.len()]));
         if next.has_said("held") {
             return Err("two held it".to_owned());
         }
