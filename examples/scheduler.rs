@@ -45,13 +45,15 @@ async fn serve(
         Box::pin(async move {
             let report = async {
                 println!("{:4.1} s  {name} did it", begun.elapsed().as_secs_f64());
+                counts.done.fetch_add(1, Ordering::Relaxed);
             };
-            let count = match report.with_lock(once).or_skip().await {
-                Ok(Some(())) => &counts.done,
-                Ok(None) => &counts.skipped,
-                Err(error) => return eprintln!("scheduler: {name}: {error}"),
-            };
-            count.fetch_add(1, Ordering::Relaxed);
+            match report.with_lock(once).or_skip().await {
+                Ok(Some(())) => {}
+                Ok(None) => {
+                    counts.skipped.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(error) => eprintln!("scheduler: {name}: {error}"),
+            }
         })
     })?;
     let scheduler = JobScheduler::new().await?;
