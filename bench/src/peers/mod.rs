@@ -262,6 +262,9 @@ fn measure(options: &Options) -> Outcome<Results> {
     let mut here = Here::build(options.peers(), scratch.path());
     let mut redis = here.start(Store::Redis);
     let mut postgres = here.start(Store::Postgres);
+    if options.pages && !here.left_out.is_empty() {
+        return Err("--pages wants a whole run, and peers are left out".to_owned());
+    }
     let Here { peers, left_out } = here;
     if peers.is_empty() {
         return Err("nobody is left to be measured".to_owned());
