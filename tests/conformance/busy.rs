@@ -119,8 +119,8 @@ pub(crate) fn a_busy_runtime_is_told_of_once_each_time(w: &dyn World) {
 pub(crate) fn an_outage_while_the_runtime_is_busy_is_outlasted(w: &dyn World) {
     runtime(0).block_on(async {
         let registry = w.registry().await;
-        // It ends long after the store is back.
-        let lock = registry.obtain("k").ttl(3 * TTL);
+        // Its first renewal is due when the store is back, and without one it ends before anybody looks.
+        let lock = registry.obtain("k").ttl(4 * TTL);
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
         thread::sleep(TTL);
         w.set_offline(true);

@@ -411,7 +411,9 @@ pub(crate) async fn a_shutdown_leaves_what_is_to_stay(w: &dyn World) {
     let goes = here.obtain("goes");
     assert!(goes.acquire().await.unwrap());
     here.shutdown().await;
-    assert!(begin.elapsed() < ms(KEPT), "it waited for what stays");
+    // Its own clock ends a lease a little sooner than the store does.
+    let within = ms(if w.is_paused() { 500 } else { KEPT - 200 });
+    assert!(begin.elapsed() < within, "it waited for what stays");
     assert_err!(Err::<(), _>(lease.lost().await), Closed, "stays");
     assert!(!is_held(&there.obtain("goes")).await);
     assert!(is_held(&there.obtain("stays")).await);
@@ -426,16 +428,18 @@ pub(crate) async fn a_shutdown_leaves_what_is_to_stay(w: &dyn World) {
 }
 
 pub(crate) async fn a_lease_is_extended(w: &dyn World) {
-    w.leases_last(ms(300));
     let [here, there] = w.registries().await;
     let lock = here.obtain("k").ttl(ms(1500));
     let lease = lock.lease().await.unwrap();
     sleep(ms(200)).await;
+    w.set_latency(ms(100));
     let begin = Instant::now();
     let deadline = lease.extend(ms(3000)).await.unwrap();
+    w.set_latency(ms(0));
     assert_eq!(deadline, lease.deadline());
-    // It counts from when it was sent.
-    assert!(deadline >= begin + ms(2967) && deadline <= Instant::now() + ms(3000));
+    // It counts from when it was sent, which on a busy machine may be later.
+    let sent_by = if w.is_paused() { begin } else { Instant::now() };
+    assert!(deadline >= begin + ms(2967) && deadline <= sent_by + ms(3000));
     // Never shorter.
     assert_eq!(lease.extend(ms(50)).await.unwrap(), deadline);
     let other = there.obtain("k");

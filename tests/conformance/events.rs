@@ -151,7 +151,7 @@ pub(crate) async fn passes_are_told(w: &dyn World) {
     for next in next {
         next.await.unwrap().release().await.unwrap();
     }
-    let told = but_renewals(told_so_far(&mut events).await);
+    let told = but_late_renewals(w, told_so_far(&mut events).await);
     let expected = "waiting waiting released passed acquired released passed acquired released";
     assert_names(&told, &expected.split(' ').collect::<Vec<_>>());
     // Not from the leases: where a token may fence, one that was seen is not passed on.
@@ -230,11 +230,10 @@ pub(crate) async fn a_renewal_without_an_answer_is_told(w: &dyn World) {
     assert_names(&told_so_far(&mut events).await, &["released"]);
 }
 
-/// A lease whose grant came late is renewed once, for its full ttl.
-fn but_renewals(told: Vec<LockEvent>) -> Vec<LockEvent> {
-    told.into_iter()
-        .filter(|event| name(event) != "renewed")
-        .collect()
+/// On a busy machine a grant may come late, and its lease is renewed once, for its full ttl.
+fn but_late_renewals(w: &dyn World, mut told: Vec<LockEvent>) -> Vec<LockEvent> {
+    told.retain(|event| w.is_paused() || name(event) != "renewed");
+    told
 }
 
 /// By its deadline, which counts from the question to the store and not from its answer, by what the release found, and by
@@ -245,7 +244,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart(w: &dyn World) {
     let lock = registry.obtain("k").ttl(ms(1500)).renewal(Renewal::off());
     let lost = std::future::pending::<()>().with_lock(&lock).await;
     assert!(lost.unwrap_err().is_lost());
-    let told = but_renewals(told_so_far(&mut events).await);
+    let told = but_late_renewals(w, told_so_far(&mut events).await);
     assert_names(&told, &["waiting", "acquired", "lost"]);
     let held = ms(1483).saturating_sub(time_of(&told[1]));
     assert_time(&told[2], held, w.late());
@@ -257,7 +256,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart(w: &dyn World) {
     sleep(ms(100)).await;
     w.expire("k");
     assert!(lease.release().await.unwrap_err().is_lost());
-    let told = but_renewals(told_so_far(&mut events).await);
+    let told = but_late_renewals(w, told_so_far(&mut events).await);
     assert_names(&told, &["waiting", "acquired", "lost"]);
     assert_time(&told[2], ms(100), w.late());
 
@@ -265,7 +264,7 @@ pub(crate) async fn the_ways_to_lose_a_lease_are_told_apart(w: &dyn World) {
     w.set_offline(true);
     sleep(ms(100)).await;
     lease.release().await.unwrap_err();
-    let told = but_renewals(told_so_far(&mut events).await);
+    let told = but_late_renewals(w, told_so_far(&mut events).await);
     assert_names(&told, &["waiting", "acquired", "store down", "unreleased"]);
     assert_time(&told[3], ms(100), w.late());
     w.set_offline(false);

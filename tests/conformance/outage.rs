@@ -296,7 +296,6 @@ pub(crate) async fn a_slow_store_serves_a_short_wait(w: &dyn World) {
 
 /// A lease that is valid stays so without its store.
 pub(crate) async fn an_outage_is_no_loss(w: &dyn World) {
-    w.leases_last(ms(300));
     let registry = w.registry().await;
     let lock = registry.obtain("k").ttl(ms(1500));
     let begin = Instant::now();

@@ -274,7 +274,7 @@ pub(crate) async fn a_lease_that_an_outage_ends_says_so(w: &dyn World) {
     let LossCause::StoreUnreachable { lasted, .. } = cause(&error) else {
         panic!("{error}")
     };
-    assert!(lasted > ms(400) && lasted <= ms(1800), "{lasted:?}");
+    assert!(lasted > ms(800) && lasted <= ms(1800), "{lasted:?}");
     assert!(error.to_string().contains("the store was unreachable for"));
     drop(lease);
     let again = registry.obtain("k").acquire_within(BACK).await;

@@ -46,7 +46,7 @@ pub(crate) trait World: Send + Sync + 'static {
     /// Sees what happens in every registry of the case.
     fn watch(&self) -> &Watch;
 
-    /// A registry to be. Leases last 2 s, callers wait 10 s, and so long may answers take.
+    /// A registry to be. Leases last 8 s, callers wait 10 s, and so long may answers take.
     fn builder(&self) -> BoxFuture<'_, Builder>;
 
     /// [`builder`](Self::builder) without any I/O, and without a runtime.

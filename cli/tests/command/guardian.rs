@@ -328,7 +328,8 @@ fn a_guardian_that_is_stopped_holds_up_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let flag = folder.path().join("flag");
     let script = until_there(&flag);
-    let program = Program::start(&server.url(), ["run", "k", "--", "sh", "-c", &script]);
+    let arguments = ["run", "--ttl", "10m", "k", "--", "sh", "-c", &script];
+    let program = Program::start(&server.url(), arguments);
     let guardian = group_of(program.number("shell"));
     kill_process(guardian, Signal::STOP).unwrap();
     std::fs::write(&flag, "").unwrap();

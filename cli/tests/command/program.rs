@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::support::wait_until_blocking;
 
 /// How long something may take that takes a moment on a machine that is not busy. Only a test that fails waits for so
-/// long. What must not be over by itself before lasts ten minutes, such as a `sleep`, or a lease that is to be released.
+/// long. What must not end by itself in that time lasts ten minutes: a `sleep`, or a lease that is to be released.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
 
 /// The path of the program.

@@ -264,8 +264,11 @@ fn a_watch_is_a_table() {
     let mut terminal = Terminal::open(&server.url());
     terminal.type_keys("\"$L\" watch --every 100ms; echo code=$?\n");
     terminal.expect("KEY");
-    let command = ["run", "--name", "alpha", "till", "--", "sleep", "600"];
-    let holder = Program::start(&server.url(), command);
+    let lasting = ["run", "--ttl", "10m", "--name", "alpha", "till"];
+    let holder = Program::start(
+        &server.url(),
+        lasting.into_iter().chain(["--", "sleep", "600"]),
+    );
     terminal.expect("till  held   alpha  alpha~");
     holder.signal(rustix::process::Signal::TERM);
     assert_eq!(holder.end().code, Some(128 + 15));
