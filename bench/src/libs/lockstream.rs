@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lockstream::store::{MemoryStore, PostgresStore, RedisStore};
-use lockstream::{Lease, Lock, LockRegistry};
+use lockstream::{Lease, Lock, LockRegistry, Renewal};
 
 use super::{Library, MEMORY, Outcome, Passes, TTL, told};
 
@@ -46,8 +46,9 @@ impl Library for Lockstream {
     fn lock(&self, key: &str) -> Lock {
         let lock = self.registry.obtain(key).wait(Duration::MAX);
         match self.ttl {
-            TTL => lock, // as it comes
-            ttl => lock.ttl(ttl),
+            TTL => lock,
+            // Renewed, as it comes.
+            ttl => lock.ttl(ttl).renewal(Renewal::watchdog()),
         }
     }
 
