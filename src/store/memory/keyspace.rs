@@ -233,6 +233,28 @@ impl Keyspace {
         now: ServerTime,
         is_live: &dyn Fn(&Arc<str>) -> bool,
     ) -> KeyStatus {
+        self.look(prefix, key, now, is_live, MOST_SHOWN)
+    }
+
+    /// The same with all holders and waiters, however many.
+    #[cfg(test)]
+    pub(crate) fn inspect_all(
+        &mut self,
+        prefix: &Arc<str>,
+        key: &Arc<str>,
+        now: ServerTime,
+    ) -> KeyStatus {
+        self.look(prefix, key, now, &|_| true, usize::MAX)
+    }
+
+    fn look(
+        &mut self,
+        prefix: &Arc<str>,
+        key: &Arc<str>,
+        now: ServerTime,
+        is_live: &dyn Fn(&Arc<str>) -> bool,
+        most: usize,
+    ) -> KeyStatus {
         let mut free = StoredKey::default();
         let slot = self.slots.get_mut(&(prefix.clone(), key.clone()));
         let slot = slot.unwrap_or(&mut free);
@@ -250,7 +272,7 @@ impl Keyspace {
             taken: slot.holders.taken(),
             holders: holders
                 .into_iter()
-                .take(MOST_SHOWN)
+                .take(most)
                 .map(|(until, name, owner)| Holder {
                     name,
                     mode: owner.owner.mode,
@@ -260,7 +282,7 @@ impl Keyspace {
             tickets: (tickets - dead.len()) as u64,
             queue: live
                 .into_iter()
-                .take(MOST_SHOWN)
+                .take(most)
                 .map(|owner| (owner.to_string(), owner.owner.mode))
                 .collect(),
         }

@@ -33,7 +33,7 @@ impl World {
     fn lock(&mut self, key: KeyId) -> BTreeMap<String, ServerTime> {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now, &|_| true);
+        let key_status = self.server.keyspace.inspect_all(&prefix, &name, now);
         let holders = key_status.holders.into_iter().map(|holder| {
             let left = holder.left.unwrap_or(Duration::from_secs(1 << 30));
             (holder.name, now + left.as_micros() as u64)

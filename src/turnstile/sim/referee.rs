@@ -412,7 +412,7 @@ impl World {
     fn check_proof(&mut self, key: KeyId, lease: &Seen) {
         let now = self.server.clock.micros(self.now);
         let (prefix, name) = (self.server.prefix.clone(), self.keys[key].clone());
-        let key_status = self.server.keyspace.inspect(&prefix, &name, now, &|_| true);
+        let key_status = self.server.keyspace.inspect_all(&prefix, &name, now);
         let process = &self.processes[lease.process];
         let mode = self.callers[lease.caller].mode;
         let ours = key_status.holders.iter().filter(|holder| {
@@ -527,7 +527,7 @@ impl World {
             let sights: Vec<_> = self
                 .keys
                 .iter()
-                .map(|key| self.server.keyspace.inspect(&prefix, key, now, &|_| true))
+                .map(|key| self.server.keyspace.inspect_all(&prefix, key, now))
                 .collect();
             self.breach(format!("left in the store: {sights:?}"));
         }
