@@ -217,8 +217,8 @@ async fn all_that_come_meanwhile_share_one_question() {
     }
     let asked = flock.primary.calls("wait");
     assert!(
-        (2..=4).contains(&asked),
-        "one to connect, and two rounds or three: {asked}"
+        (1..=4).contains(&asked),
+        "perhaps one to connect, and three rounds at most: {asked}"
     );
     for lease in leases.expect("they are confirmed").unwrap() {
         lease.unwrap().release().await.unwrap();
