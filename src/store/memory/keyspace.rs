@@ -236,7 +236,8 @@ impl Keyspace {
         self.look(prefix, key, now, is_live, MOST_SHOWN)
     }
 
-    /// The same with all holders and waiters, however many.
+    /// The same for a judge, who must not take for lost what is only not shown: all holders, and all waiters of the first
+    /// that are looked at.
     #[cfg(test)]
     pub(crate) fn inspect_all(
         &mut self,
