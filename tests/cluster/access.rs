@@ -45,7 +45,7 @@ async fn a_node_that_is_taken_for_a_server_is_told() {
         for url in cluster.urls() {
             let locks = LockRegistry::connect(url).await.unwrap();
             let lock = locks.obtain("k");
-            let error = timeout(BY_GRANT, lock.lease()).await.unwrap().unwrap_err();
+            let error = timeout(BOUND, lock.lease()).await.unwrap().unwrap_err();
             assert!(
                 chain(&error).contains("is a node of a cluster"),
                 "{error:?}"

@@ -35,7 +35,7 @@ use tokio::time::sleep;
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 /// What comes sooner has come by a grant: any waiter asks by itself every 8 to 12 s.
-pub(crate) const BY_GRANT: Duration = Duration::from_secs(5);
+pub(crate) const BY_GRANT: Duration = Duration::from_secs(7);
 
 pub(crate) fn builder(cluster: &Cluster) -> LockRegistryBuilder {
     let store = RedisStore::connect_lazy(cluster.url()).unwrap();

@@ -59,7 +59,7 @@ async fn a_slot_moves_under_load() {
 async fn a_slot_moves_while_a_lock_is_held_and_waited_for() {
     on_a_steady_machine(async || {
         let cluster = Cluster::without_replicas();
-        let short = || builder(&cluster).ttl(ms(1500)).build().unwrap();
+        let short = || builder(&cluster).ttl(ms(6000)).build().unwrap();
         let (here, there) = (short(), short());
         let (slot, from) = (cluster.slot("m"), cluster.home("m"));
         let to = (from + 1) % 3;

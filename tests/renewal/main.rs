@@ -53,8 +53,12 @@ pub(crate) fn renewals(server: &RedisServer) -> u64 {
     server.calls("pexpire") - server.calls("zcount")
 }
 
-/// Counts from here, and takes a lease that comes at once; also gives when it was asked for. One that takes long is renewed
-/// once more, to last as long as was asked for (W3).
+/// One that takes long is renewed once more, to last as long as was asked for (W3).
+pub(crate) fn came_at_once(lease: &Lease, ttl: Duration) -> bool {
+    lease.deadline() - Instant::now() > ttl / 100 * 96
+}
+
+/// Counts from here, and takes a lease that comes at once; also gives when it was asked for.
 pub(crate) async fn counted_lease(
     server: &RedisServer,
     lock: &Lock,
@@ -64,7 +68,7 @@ pub(crate) async fn counted_lease(
         server.reset_stats();
         let begin = Instant::now();
         let lease = lock.lease().await.unwrap();
-        if lease.deadline() - Instant::now() > ttl / 100 * 96 {
+        if came_at_once(&lease, ttl) {
             return (begin, lease);
         }
         lease.release().await.unwrap();

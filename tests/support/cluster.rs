@@ -10,7 +10,7 @@ use super::shown::Tls;
 use super::{Program, Proxy, wait_until_blocking};
 
 /// What the nodes may take to agree on something.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How many slots there are.
 const SLOTS: usize = 16_384;
