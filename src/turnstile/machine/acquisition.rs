@@ -61,6 +61,8 @@ pub(super) struct Acquisition {
     saw_late: WaiterId,
     first_sent: Option<Point>,
     proof: Option<Proof>,
+    /// Whether a grant has come since that looks older than the proof (D2).
+    is_doubtful: bool,
 }
 
 /// One answered command. It was sent at `sent` by our clock, and ran at `at` by the store's.
@@ -94,6 +96,7 @@ impl Acquisition {
             saw_late: WaiterId(0),
             first_sent: None,
             proof: None,
+            is_doubtful: false,
         }
     }
 
@@ -127,6 +130,11 @@ impl Acquisition {
         self.repeats.ask_at = ask_at;
     }
 
+    /// The store is asked at that time, unless it is asked earlier.
+    pub(super) fn ask_by(&mut self, at: Point) {
+        self.repeats.ask_at = self.repeats.ask_at.min(at);
+    }
+
     pub(super) fn repeats(&mut self) -> &mut Repeats {
         &mut self.repeats
     }
@@ -146,7 +154,7 @@ impl Acquisition {
 
     /// Whether this connection has confirmed that it has a ticket. Unconfirmed, the owner may hold the lock.
     pub(super) fn is_queued(&self) -> bool {
-        self.has_ticket() && self.proof.is_some()
+        self.has_ticket() && self.proof.is_some() && !self.is_doubtful
     }
 
     /// Whether it waits in another way than it should: with a ticket, or without.
@@ -160,6 +168,7 @@ impl Acquisition {
 
     /// An op that asks for the key is sent.
     pub(super) fn sent(&mut self, now: Point) {
+        self.is_doubtful = false;
         self.first_sent.get_or_insert(now);
     }
 
@@ -206,6 +215,13 @@ impl Acquisition {
     /// It is known what the store holds.
     pub(super) fn set_footprint(&mut self, footprint: Footprint) {
         self.footprint = footprint;
+    }
+
+    /// D2: a grant came that looks older than the newest answer. It is over; or else the store's clock was set back, and the
+    /// store keeps the key for the owner.
+    pub(super) fn on_old_grant(&mut self, soon: Point) {
+        self.is_doubtful = true;
+        self.ask_by(soon);
     }
 
     /// The store gave it the key, by an op that was sent at `sent`.

@@ -8,11 +8,15 @@ use crate::base::StoreError;
 use crate::store::contract::{Answer, Grant, Outcome};
 use crate::turnstile::event_cx::EventCx;
 use crate::turnstile::tenure::Win;
-use crate::turnstile::time::drift;
+use crate::turnstile::time::{Point, drift};
 use crate::turnstile::verdict::NotGranted;
 
-/// M5: how long a ticket waits that has become the first of its registry, in milliseconds.
+/// How long a ticket waits that has become the first of its registry (M5), or may have got the key (D2), in milliseconds.
 const SOON: (u64, u64) = (1_000, 1_500);
+
+fn soon<Caller>(cx: &mut EventCx<'_, Caller>) -> Point {
+    cx.at() + cx.ids.jitter(SOON.0, SOON.1)
+}
 
 impl<Caller: Clone> Turnstile<Caller> {
     /// Asks the store for the key if that is due. Returns false if there is nothing to do.
@@ -170,6 +174,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             return;
         }
         let Some(start) = acquisition.start_of(grant) else {
+            acquisition.on_old_grant(soon(cx));
             return;
         };
         if let Some(fault) = &received.fault {
@@ -256,9 +261,9 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The line that asked for this ticket, too, is gone (M5): this one asks soon, unless it is served before.
     pub(in crate::turnstile) fn ask_soon(&mut self, cx: &mut EventCx<'_, Caller>) {
         self.advance_time(cx);
-        let soon = cx.at() + cx.ids.jitter(SOON.0, SOON.1);
+        let soon = soon(cx);
         if let Some(acquisition) = self.state.acquisition_mut() {
-            acquisition.plan_question(acquisition.ask_at().min(soon));
+            acquisition.ask_by(soon);
         }
         self.schedule(cx);
     }

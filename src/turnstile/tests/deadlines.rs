@@ -145,6 +145,26 @@ fn d2_a_grant_older_than_an_answer_changes_nothing() {
     harness.untold("a");
 }
 
+/// The server's clock was set back by 5 s between the answer and the grant, which looks older than the answer. The store
+/// has the key for its owner: whoever waited for its turn to ask would hold everybody up.
+#[test]
+fn d2_a_clock_that_was_set_back_makes_the_owner_ask() {
+    let mut harness = Harness::new();
+    harness.arrive("a", fixed(30_000));
+    let enter = harness.sent();
+    harness.reply(&enter, busy(30_000, 1));
+    harness.stop_until(1500);
+    harness.ahead -= 5000;
+    harness.grant(asker(&enter), 30_000, 6);
+    harness.untold("a");
+    harness.silent();
+    harness.wait_until(3000);
+    let again = harness.sent();
+    assert_eq!(asker(&again), asker(&enter));
+    harness.reply(&again, Outcome::Won { epoch: 7 });
+    assert_eq!(harness.granted("a").0, 7 * 64);
+}
+
 /// The server's clock was set forward by 5 s between the answer and the grant: by its times the
 /// grant would begin in our future. It is not believed; the enter that follows proves the lease.
 #[test]

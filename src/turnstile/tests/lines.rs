@@ -16,6 +16,8 @@ struct Key {
     lines: Lines<&'static str>,
     now: Moment,
     ids: Ids,
+    /// By how many milliseconds the store's clock was set back.
+    clock_back: u64,
     sent: VecDeque<Op>,
     told: Vec<(&'static str, Verdict)>,
 }
@@ -26,6 +28,7 @@ impl Key {
             lines: Lines::new(true),
             now: ms(1000),
             ids: Ids::new(rules(), 1),
+            clock_back: 0,
             sent: VecDeque::new(),
             told: Vec::new(),
         }
@@ -78,7 +81,7 @@ impl Key {
     }
 
     fn reply(&mut self, op: &Op, outcome: Outcome) {
-        let at = (EPOCH + self.now.as_millis() as u64) * 1000;
+        let at = (EPOCH + self.now.as_millis() as u64 - self.clock_back) * 1000;
         let answer = Ok(Answer { at, outcome });
         self.feed(|lines, cx| lines.replied(cx, op, answer));
     }
@@ -88,7 +91,7 @@ impl Key {
             owner,
             ttl: ms(30_000),
             epoch,
-            at: (EPOCH + self.now.as_millis() as u64) * 1000,
+            at: (EPOCH + self.now.as_millis() as u64 - self.clock_back) * 1000,
         };
         self.feed(|lines, cx| lines.grant_received(cx, grant, None));
     }
@@ -186,6 +189,24 @@ fn m5_only_the_first_of_a_registry_asks_again() {
         .collect();
     assert_eq!(asks.len(), 1, "{sent:?}");
     assert_eq!(asks[0].owner(), readers[1].1);
+}
+
+/// The server's clock was set back, so that a grant to the second looks older than its answer (D2). The first finds its
+/// ticket when it asks, and learns nothing of that.
+#[test]
+fn d2_a_clock_that_was_set_back_makes_any_owner_ask() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.clock_back = 5_000;
+    key.grant(readers[1].1, 6);
+    assert!(!key.is_granted("b"));
+    assert_eq!(key.sent(), []);
+    key.wait_until(2500);
+    let sent = key.sent();
+    let asked: Vec<_> = sent.iter().map(Op::owner).collect();
+    assert_eq!(asked, [readers[1].1]);
+    key.reply(&sent[0], Outcome::Won { epoch: 7 });
+    assert!(key.is_granted("b"));
 }
 
 /// Once the first is served, the next asks soon: nobody else of this registry would notice that a holder has crashed.
