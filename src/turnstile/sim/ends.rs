@@ -96,7 +96,8 @@ impl World {
         // that time is left out, whichever of the two clocks runs faster.
         let clocks = (&self.processes[process].clock, &self.server.clock);
         let old = caller.seated_at / 1000 + clocks.0.apart(clocks.1, caller.seated_at);
-        let latency = 3 * self.profile.latency.1 + self.profile.reply_lag;
+        // The first question waits for a connection, and is asked again by a server that does not know the script.
+        let latency = 6 * self.profile.latency.1 + 3 * self.profile.reply_lag;
         let slack = 4 * MILLI + latency + old + (until - caller.seated_at) / 500;
         let kept = format!("{}{KEPT}:", self.processes[process].instance);
         let now = self.server.clock.micros(self.now);

@@ -169,6 +169,9 @@ impl World {
             };
             conns.iter().any(subscribes)
         };
+        // Its ticket stands in front until the next op drops it (M3).
+        let is_deaf_entry = matches!(item.op, Op::Enter { score: Some(_), .. })
+            && !live(&self.processes[process].instance);
         let asking = Asking {
             prefix: &server.prefix,
             instance: &self.processes[process].instance,
@@ -190,7 +193,13 @@ impl World {
         self.key_is_kept(process, item.key, &item.op, &answer.outcome);
         self.check_epoch(&answer, &deliveries);
         self.check_renewal(process, &item.op, &answer.outcome);
-        self.check_queue(item.key, &item.op, &answer.outcome, before, unserved);
+        self.check_queue(
+            item.key,
+            &item.op,
+            &answer.outcome,
+            before,
+            unserved || is_deaf_entry,
+        );
         if let Op::Listen { .. } = item.op
             && !self.calm
         {
