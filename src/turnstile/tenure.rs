@@ -386,9 +386,7 @@ impl<Caller: Clone> Tenure<Caller> {
             Some(end) => end > self.deadline,
             None => self.deadline.since(cx.at()) < enough,
         };
-        if wants_more {
-            lease.late_at = Some(late_after(self.deadline, cx.at()));
-        }
+        lease.late_at = wants_more.then(|| late_after(self.deadline, cx.at()));
         wants_more
     }
 

@@ -116,6 +116,9 @@ impl<Caller: Clone> Tenure<Caller> {
         let Some(renew_at) = lease.renew_at else {
             return false;
         };
+        if renew_at <= now {
+            lease.late_at = lease.late_at(self.deadline);
+        }
         // About as long as it takes until all have been told of the event.
         let first = Duration::from_micros(cx.leases as u64).min(spread / 4);
         let moment = now + first + choose(cx.ids, spread - first);
@@ -154,6 +157,7 @@ impl<Caller: Clone> Tenure<Caller> {
         let now = cx.at();
         let ttl = self.wanted(now)?;
         self.renewing = Some(now);
+        self.keep_late_at();
         // Also after an extension, or on a new connection, the watchdog comes a third of the ttl later.
         if let Some(lease) = &mut self.lease
             && lease.renewals == u32::MAX
@@ -266,11 +270,10 @@ impl<Caller: Clone> Tenure<Caller> {
     /// A renewal is due, by the watchdog or for an extension. A bounded watchdog comes again after another third of the
     /// ttl; [`renew`](Self::renew) puts off any other.
     pub(in crate::turnstile) fn on_renewal_due(&mut self, cx: &EventCx<'_, Caller>) {
-        let late_at = self.renewal_late_at();
+        self.keep_late_at();
         let Some(lease) = &mut self.lease else {
             return;
         };
-        lease.late_at = late_at;
         if lease.renew_at.is_some_and(|at| cx.at() >= at) {
             // A fixed lease has no renewals to count. It gets here only to reach its full ttl (W3).
             lease.counted = lease.renewals > 0;
@@ -278,6 +281,15 @@ impl<Caller: Clone> Tenure<Caller> {
                 lease.renewals = lease.renewals.saturating_sub(1);
                 lease.count_from(cx);
             }
+        }
+    }
+
+    /// However often the watchdog is put off from here on, by one connection after the other, what is due now is late at
+    /// its own time, until a renewal is confirmed.
+    fn keep_late_at(&mut self) {
+        let late_at = self.renewal_late_at();
+        if let Some(lease) = &mut self.lease {
+            lease.late_at = late_at;
         }
     }
 

@@ -92,6 +92,34 @@ fn o4_a_new_connection_renews_at_once_and_the_watchdog_goes_on() {
     assert!(matches!(harness.sent(), Op::Renew { .. }));
 }
 
+/// Connections that come and go put the watchdog off, and nothing is confirmed. The renewal that was due at 1300 is late
+/// two thirds of the remaining time after that all the same.
+#[test]
+fn a_renewal_is_late_however_often_connections_break() {
+    for ups in [&[1680][..], &[1290, 1680], &[1260, 1290, 1560, 1620, 1680]] {
+        let mut harness = Harness::new();
+        harness.hold("a", fixed(900).renewed(), 5);
+        harness.wait_until(1250);
+        harness.down();
+        for at in ups {
+            harness.wait_until(*at);
+            harness.up(true);
+            let renew = harness.sent();
+            assert!(matches!(renew, Op::Renew { .. }), "{renew:?}");
+            harness.lose(&renew);
+            harness.down();
+            let told = harness.lease_told("a");
+            assert!(matches!(told, LeaseVerdict::Unrenewed(_)), "{told:?}");
+        }
+        harness.wait_until(1692);
+        harness.untold("a");
+        harness.wait_until(1693);
+        assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+        harness.wait_until(1888);
+        harness.untold("a");
+    }
+}
+
 /// A server that says no is asked again, before the deadline.
 #[test]
 fn a_refused_renewal_is_tried_again() {
