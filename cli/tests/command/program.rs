@@ -1,6 +1,6 @@
 //! The program under test, as a process.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{PipeWriter, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -15,6 +15,11 @@ use crate::support::wait_until_blocking;
 /// How long something may take that takes a moment on a machine that is not busy. Only a test that fails waits for so
 /// long. What must not end by itself in that time lasts ten minutes: a `sleep`, or a lease that is to be released.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
+
+/// Commands that ask a store once, and fail if it does not answer in time.
+const QUESTIONS: [&str; 7] = [
+    "check", "free", "inspect", "ls", "migrate", "release", "renew",
+];
 
 /// The path of the program.
 pub(crate) const LOCKSTREAM: &str = env!("CARGO_BIN_EXE_lockstream");
@@ -59,11 +64,21 @@ pub(crate) fn ignore_no_signals() {
 }
 
 impl Program {
-    /// Runs it with this url in its environment.
+    /// Runs it with this url in its environment. What is asked once and no more is answered also on a busy machine.
     pub(crate) fn start<A: AsRef<OsStr>>(
         url: &str,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
+        let mut arguments: Vec<_> = arguments
+            .into_iter()
+            .map(|it| it.as_ref().to_owned())
+            .collect();
+        let is_question = arguments
+            .first()
+            .is_some_and(|it| QUESTIONS.iter().any(|name| it == name));
+        if is_question && !arguments.iter().any(|it| it == "--response-timeout") {
+            arguments.splice(1..1, ["--response-timeout", "60s"].map(OsString::from));
+        }
         let mut command = Command::new(LOCKSTREAM);
         command.args(arguments).env("LOCKSTREAM_URL", url);
         Self::spawn(command)
