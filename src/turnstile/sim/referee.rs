@@ -1,6 +1,7 @@
 //! Sees everything, on a common clock, and says what is broken.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,8 +31,10 @@ pub(super) struct Referee {
     tokens: Vec<Tokens>,
     /// Keys and epochs of tenures that must not be passed on.
     pub(super) sealed: BTreeSet<(KeyId, u64)>,
-    /// By key: who had the last tenure, and how many in a row.
-    tenures: Vec<(ProcessId, u32)>,
+    /// By key: who began the last tenure.
+    last_tenures: Vec<ProcessId>,
+    /// How many tenures in a row each has begun with the last one of a key.
+    tenures: BTreeMap<(ProcessId, KeyId), u32>,
     /// By key: since when somebody waits and nobody has the lock.
     pub(super) starving: Vec<Option<True>>,
     /// Leases begun, taken and prolonged, in all.
@@ -137,7 +140,8 @@ impl Referee {
             finished: BTreeMap::new(),
             tokens: vec![Tokens::default(); keys],
             sealed: BTreeSet::new(),
-            tenures: vec![(ProcessId::MAX, 0); keys],
+            last_tenures: vec![ProcessId::MAX; keys],
+            tenures: BTreeMap::new(),
             starving: vec![None; keys],
             counts: Counts::default(),
             stepped: 0,
@@ -359,12 +363,11 @@ impl World {
 
     /// W6: more passes than were settled are only for one who has had the key for two tenures.
     fn check_passes(&mut self, key: KeyId, process: ProcessId, passes: u64) {
-        let (last, in_a_row) = &mut self.referee.tenures[key];
-        if *last != process {
-            (*last, *in_a_row) = (process, 0);
-        }
+        // It may go on by its own clock after the store, whose clock was set forward, has given the key to another.
+        let in_a_row = self.referee.tenures.entry((process, key)).or_default();
         if passes == 0 {
-            *in_a_row += 1;
+            let last = mem::replace(&mut self.referee.last_tenures[key], process);
+            *in_a_row = if last == process { *in_a_row + 1 } else { 1 };
         }
         let in_a_row = *in_a_row;
         let settled = u64::from(self.profile.local_passes);
