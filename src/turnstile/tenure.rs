@@ -225,7 +225,9 @@ impl<Caller: Clone> Tenure<Caller> {
         }
         // The process may have stood still when the renewal was due, or when its answer came.
         let unseen_since = match self.renewing {
-            None if lease.late_at.is_none() => lease.due().filter(|due| *due < ends),
+            None if lease.late_at.is_none() || lease.is_planned => {
+                lease.due().filter(|due| *due < ends)
+            }
             sent => sent
                 .or(Some(ends))
                 .filter(|_| now.since(ends) >= lease.ttl / 6),
@@ -386,7 +388,10 @@ impl<Caller: Clone> Tenure<Caller> {
             Some(end) => end > self.deadline,
             None => self.deadline.since(cx.at()) < enough,
         };
-        lease.late_at = wants_more.then(|| late_after(self.deadline, cx.at()));
+        // What was late already, and is unconfirmed, is told of no second time.
+        let late_at = lease.late_at.take();
+        lease.late_at =
+            wants_more.then(|| late_at.unwrap_or_else(|| late_after(self.deadline, cx.at())));
         wants_more
     }
 

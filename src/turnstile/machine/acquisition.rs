@@ -168,7 +168,6 @@ impl Acquisition {
 
     /// An op that asks for the key is sent.
     pub(super) fn sent(&mut self, now: Point) {
-        self.is_doubtful = false;
         self.first_sent.get_or_insert(now);
     }
 
@@ -266,6 +265,7 @@ impl Acquisition {
         if footprint == Footprint::Ticket {
             let at = answer.at;
             self.proof = Some(Proof { sent, at });
+            self.is_doubtful = false;
             self.score = score.or(self.score);
             self.raise_footprint(Footprint::Ticket);
             // W2: the holder may have changed, crashed, or be a foreign lock without a ttl. The connection may

@@ -174,7 +174,8 @@ impl<Caller: Clone> Turnstile<Caller> {
             return;
         }
         let Some(start) = acquisition.start_of(grant) else {
-            acquisition.on_old_grant(soon(cx));
+            let soon = soon(cx).min(cx.at() + grant.ttl / 3);
+            acquisition.on_old_grant(soon);
             return;
         };
         if let Some(fault) = &received.fault {

@@ -188,11 +188,15 @@ impl<Caller: Clone> Tenure<Caller> {
         if self.deadline < until {
             self.longest_extension = self.longest_extension.max(ttl);
             let other = lease.extension.take();
-            let (other_ttl, other_until) = other.map_or((ttl, until), |it| (it.ttl, it.until));
+            let (other_ttl, other_until, ask_at) = match other {
+                // What was to be asked before is due since then.
+                Some(it) => (it.ttl, it.until, it.ask_at.min(now)),
+                None => (ttl, until, now),
+            };
             lease.extension = Some(Box::new(Extension {
                 ttl: ttl.max(other_ttl),
                 until: until.max(other_until),
-                ask_at: now,
+                ask_at,
             }));
             // The renewal in flight may ask for less.
             self.renew_again |= self.renewing.is_some();

@@ -1,10 +1,11 @@
 //! Several callers of one key with shared leases.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use super::harness::{EPOCH, busy, busy_by, ms, rules};
 use crate::base::clock::{FOREVER, Moment};
-use crate::base::{Mode, OnFinish};
+use crate::base::{Mode, OnFinish, StoreError};
 use crate::store::contract::{Answer, Grant, Op, OpError, Outcome, Owner};
 use crate::turnstile::{
     Effect, EndMode, EventCx, Ids, LeaseEnd, LeaseVerdict, Lines, NotGranted, Rules, Verdict,
@@ -87,9 +88,13 @@ impl Key {
     }
 
     fn grant(&mut self, owner: Owner, epoch: u64) {
+        self.grant_for(owner, epoch, ms(30_000));
+    }
+
+    fn grant_for(&mut self, owner: Owner, epoch: u64, ttl: Duration) {
         let grant = Grant {
             owner,
-            ttl: ms(30_000),
+            ttl,
             epoch,
             at: (EPOCH + self.now.as_millis() as u64 - self.clock_back) * 1000,
         };
@@ -207,6 +212,43 @@ fn d2_a_clock_that_was_set_back_makes_any_owner_ask() {
     assert_eq!(asked, [readers[1].1]);
     key.reply(&sent[0], Outcome::Won { epoch: 7 });
     assert!(key.is_granted("b"));
+}
+
+/// A refusal leaves it in doubt: it asks again after a pause, and not when it becomes the first.
+#[test]
+fn d2_an_owner_that_was_refused_is_in_doubt_as_before() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b", "c"]);
+    key.clock_back = 5_000;
+    key.grant(readers[1].1, 6);
+    key.wait_until(2500);
+    for until in [4_000, 6_000] {
+        let sent = key.sent();
+        let asked: Vec<_> = sent.iter().map(Op::owner).collect();
+        assert_eq!(asked, [readers[1].1]);
+        let refused = OpError::Refused(StoreError::new("busy loading"));
+        key.feed(|lines, cx| lines.replied(cx, &sent[0], Err(refused)));
+        key.wait_until(until);
+    }
+    let sent = key.sent();
+    // Its ticket had been used up by the grant, which says nothing of the others.
+    key.reply(&sent[0], entered(9));
+    assert_eq!(key.sent(), []);
+}
+
+/// A grant of a short ttl would be over within 1.5 s.
+#[test]
+fn d2_a_short_grant_that_looks_old_is_asked_for_in_time() {
+    let mut key = Key::new();
+    let readers = key.readers(&["a", "b"]);
+    key.clock_back = 5_000;
+    key.grant_for(readers[1].1, 6, ms(300));
+    key.wait_until(1100);
+    let sent = key.sent();
+    assert_eq!(
+        sent.iter().map(Op::owner).collect::<Vec<_>>(),
+        [readers[1].1]
+    );
 }
 
 /// Once the first is served, the next asks soon: nobody else of this registry would notice that a holder has crashed.

@@ -1,6 +1,7 @@
 //! The watchdog: who is prolonged, when, and how often.
 
 use super::harness::{Harness, asker, broken, busy, deadline, fixed, ms};
+use crate::base::OnFinish;
 use crate::store::contract::{Op, OpError, Outcome};
 use crate::turnstile::{LeaseEnd, LeaseVerdict, WaiterVerdict};
 
@@ -115,6 +116,49 @@ fn a_renewal_is_late_however_often_connections_break() {
         harness.untold("a");
         harness.wait_until(1693);
         assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+        harness.wait_until(1888);
+        harness.untold("a");
+    }
+}
+
+/// An extension that is asked for again and again in an outage is late since the first.
+#[test]
+fn an_extension_that_is_asked_for_again_is_due_since_the_first() {
+    let mut harness = Harness::new();
+    let (a, _) = harness.hold("a", fixed(900), 5);
+    harness.wait_until(1100);
+    harness.down();
+    for at in [1150, 1300, 1450, 1600] {
+        harness.wait_until(at);
+        harness.extend(a, 2000);
+    }
+    // Two thirds of the way from 1150 to 1889.
+    harness.wait_until(1642);
+    harness.untold("a");
+    harness.wait_until(1643);
+    assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+}
+
+/// The last of a group is acquired while the renewal of the first is unanswered: its lease begins anew, and what is due
+/// since 1300 is late at its time, once.
+#[test]
+fn a_lease_that_begins_anew_is_late_once() {
+    for is_told in [false, true] {
+        let mut harness = Harness::new();
+        let (a, _) = harness.hold("a", fixed(900).renewed(), 5);
+        harness.wait_until(1300);
+        assert!(matches!(harness.sent(), Op::Renew { .. }));
+        if !is_told {
+            harness.wait_until(1500);
+            harness.restart(a, u32::MAX, OnFinish::Release);
+        }
+        harness.wait_until(1692);
+        harness.untold("a");
+        harness.wait_until(1693);
+        assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+        if is_told {
+            harness.restart(a, u32::MAX, OnFinish::Release);
+        }
         harness.wait_until(1888);
         harness.untold("a");
     }
