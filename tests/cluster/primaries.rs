@@ -36,15 +36,12 @@ async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
         })
         .await;
 
-        let stays = |replica: &RedisServer, it: &str| {
-            replica.cmd(&["CONFIG", "SET", "cluster-replica-no-failover", it]);
-        };
-        stays(cluster.server(home + 3), "yes");
+        cluster.let_replicas_stand_in(false);
         cluster.server_mut(home).kill();
         // All that is elsewhere goes on for as long as nobody stands in for it.
         let other = timeout(BOUND, here.obtain(&elsewhere).lease()).await;
         other.unwrap().unwrap().release().await.unwrap();
-        stays(cluster.server(home + 3), "no");
+        cluster.let_replicas_stand_in(true);
         cluster.wait_for_promotion(home + 3);
         assert!(lease.is_valid());
         assert!(!waiter.is_finished());

@@ -13,9 +13,13 @@ use crate::support::{
 };
 use crate::{BOUND, LONG, ms};
 
-/// Whose replicas are heard of.
+/// Whose replicas are heard of. They take nobody's place: on a machine that stands still all look as if they failed.
 async fn start() -> Cluster {
-    let cluster = Cluster::replicated(&["repl-diskless-sync-delay 0", "repl-timeout 600"]);
+    let cluster = Cluster::replicated(&[
+        "repl-diskless-sync-delay 0",
+        "repl-timeout 600",
+        "cluster-replica-no-failover yes",
+    ]);
     cluster.wait_until_whole();
     for index in 0..3 {
         let primary = cluster.server(index);
@@ -258,6 +262,7 @@ async fn a_confirmed_lock_on_a_cluster_survives_its_primary() {
     let lease = other.obtain(&*next).lease().await.unwrap();
     lease.release().await.unwrap();
     let lease = holding.obtain(&*key).lease().await.unwrap();
+    cluster.let_replicas_stand_in(true);
     cluster.server_mut(0).kill();
     cluster.wait_for_promotion(3);
     assert!(cluster.server(3).exists(&name));

@@ -436,6 +436,15 @@ impl Cluster {
         self.end_move(slot, from, to);
     }
 
+    /// Whether a replica takes the place of its primary when that fails, or only looks so: a machine that stood still makes
+    /// them all look so.
+    pub fn let_replicas_stand_in(&self, stands_in: bool) {
+        let stays = if stands_in { "no" } else { "yes" };
+        for replica in &self.servers[3..] {
+            replica.cmd(&["CONFIG", "SET", "cluster-replica-no-failover", stays]);
+        }
+    }
+
     /// Waits until the replica of a dead primary has taken its place.
     pub fn wait_for_promotion(&self, replica: usize) {
         wait_until_blocking("the replica is promoted", PATIENCE, || {
