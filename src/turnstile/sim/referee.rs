@@ -33,7 +33,7 @@ pub(super) struct Referee {
     pub(super) sealed: BTreeSet<(KeyId, u64)>,
     /// By key: who began the last tenure.
     last_tenures: Vec<ProcessId>,
-    /// How many tenures in a row each has begun with the last one of a key.
+    /// How many tenures of a key in a row each registry had begun when it began its last one.
     tenures: BTreeMap<(ProcessId, KeyId), u32>,
     /// By key: since when somebody waits and nobody has the lock.
     pub(super) starving: Vec<Option<True>>,
@@ -363,7 +363,8 @@ impl World {
 
     /// W6: more passes than were settled are only for one who has had the key for two tenures.
     fn check_passes(&mut self, key: KeyId, process: ProcessId, passes: u64) {
-        // It may go on by its own clock after the store, whose clock was set forward, has given the key to another.
+        // By its holder's clock a tenure may go on after the store, whose clock was set forward, has given the key to
+        // another.
         let in_a_row = self.referee.tenures.entry((process, key)).or_default();
         if passes == 0 {
             let last = mem::replace(&mut self.referee.last_tenures[key], process);

@@ -169,7 +169,7 @@ impl World {
             };
             conns.iter().any(subscribes)
         };
-        // Its ticket stands in front until the next op drops it (M3).
+        // Whoever hears no grants has a ticket that stands in front until the next op drops it (M3).
         let is_deaf_entry = matches!(item.op, Op::Enter { score: Some(_), .. })
             && !live(&self.processes[process].instance);
         let asking = Asking {
