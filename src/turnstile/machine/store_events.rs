@@ -191,11 +191,12 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// lease is then noticed. `elsewhere`: it leads to another server than the last one did.
     pub(crate) fn up_renew(&mut self, cx: &mut EventCx<'_, Caller>, elsewhere: bool) {
         self.advance_time(cx);
+        let away_since = self.away_since();
         if let Some(tenure) = self.state.tenure_mut() {
             if elsewhere {
                 tenure.note_other_server();
             }
-            if !tenure.plan_renewal(cx, Ids::place_in) {
+            if !tenure.plan_renewal(cx, away_since, Ids::place_in) {
                 self.renew(cx);
             }
         }

@@ -103,7 +103,7 @@ impl<Caller: Clone> Turnstile<Caller> {
             && let Some(tenure) = self.state.tenure_mut()
             && tenure.has_missed_renewal(cx.at())
         {
-            tenure.plan_renewal(cx, Ids::within);
+            tenure.plan_renewal(cx, None, Ids::within);
         }
         self.handle_if_due(cx, Timer::RenewalDue);
     }

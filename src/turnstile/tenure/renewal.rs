@@ -101,10 +101,12 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     /// G5: if the registry has many leases, the watchdog comes soon, at a moment that `choose` finds in the given span.
-    /// Returns false if it has few, or the number of renewals is bounded: the lease may be renewed now.
+    /// Returns false if it has few, or the number of renewals is bounded: the lease may be renewed now. `away_since`: see
+    /// [`cause_of_expiry`](Self::cause_of_expiry).
     pub(in crate::turnstile) fn plan_renewal(
         &mut self,
         cx: &mut EventCx<'_, Caller>,
+        away_since: Option<Point>,
         choose: impl FnOnce(&mut Ids, Duration) -> Duration,
     ) -> bool {
         let spread = self.spread(cx);
@@ -119,15 +121,18 @@ impl<Caller: Clone> Tenure<Caller> {
         if renew_at <= now {
             lease.late_at = lease.late_at(self.deadline);
         }
-        // About as long as it takes until all have been told of the event.
-        let first = Duration::from_micros(cx.leases as u64).min(spread / 4);
-        let moment = now + first + choose(cx.ids, spread - first);
-        let moment = with_others(moment, lease.ttl).max(now);
-        // Connections that break often must not put it off each time.
-        lease.renew_at = Some(match lease.is_planned && renew_at > now {
-            true => renew_at.min(moment),
-            false => moment,
+        // What is planned keeps its order. Connections that break often must not put it off each time.
+        let planned = lease.is_planned.then(|| match renew_at > now {
+            true => renew_at.since(now),
+            // Its moment passed in the outage.
+            false => renew_at.since(away_since.unwrap_or(now)),
         });
+        let after = planned.filter(|after| *after <= spread).unwrap_or_else(|| {
+            // About as long as it takes until all have been told of the event.
+            let first = Duration::from_micros(cx.leases as u64).min(spread / 4);
+            first + choose(cx.ids, spread - first)
+        });
+        lease.renew_at = Some(with_others(now + after, lease.ttl).max(now));
         lease.is_planned = true;
         true
     }

@@ -1,6 +1,6 @@
 //! Many leases of one registry: their renewals have moments of their own, whatever they have met together (G5).
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use super::harness::{Harness, broken, fixed, ms, rules};
@@ -166,6 +166,28 @@ fn g5_no_tenth_of_a_second_has_more_than_twice_its_share_of_renewals() {
     registry.assert_spread("begun anew together");
 }
 
+/// Each connection lasts for a fiftieth of the span. A moment that had passed in an outage was chosen anew at each
+/// connection. So some leases were lost, while others were renewed again and again.
+#[test]
+fn g5_no_lease_is_forgotten_if_connections_are_shorter_than_the_span() {
+    let mut registry = Registry::with_leases();
+    for up in 0..40 {
+        registry.run(ms(200));
+        registry.feed_all(|turnstile, cx| turnstile.down(cx, &broken()));
+        registry.run(ms(1000));
+        registry.feed_all(|turnstile, cx| turnstile.up_renew(cx, false));
+        registry.feed_all(|turnstile, cx| turnstile.up(cx, true));
+        assert_eq!(registry.lost, 0, "at connection {up}");
+    }
+    let mut tenths = BTreeMap::new();
+    for at in &registry.renewals {
+        *tenths.entry(at.as_millis() / 100).or_insert(0) += 1;
+    }
+    // They have a sixth of the time, and each connection begins a new span.
+    let fullest = *tenths.values().max().unwrap();
+    assert!(fullest <= 10 * SHARE, "{fullest} instead of {SHARE}");
+}
+
 /// The same for those that a server refuses to renew: all were sent again after 50 to 55 ms.
 #[test]
 fn g5_refused_renewals_are_spread() {
@@ -208,6 +230,35 @@ fn g5_a_planned_renewal_is_not_put_off_by_the_next_connection() {
     }
     harness.wait_until(planned.as_millis() as u64 + 1);
     assert!(matches!(harness.sent(), Op::Renew { .. }));
+}
+
+/// It comes as long after the next connection as it would have come after the last one.
+#[test]
+fn g5_a_planned_renewal_that_an_outage_passed_over_keeps_its_order() {
+    for seed in 0..50 {
+        let mut harness = Harness::new();
+        harness.seed(seed);
+        harness.leases = LEASES;
+        harness.hold("a", fixed(30_000).renewed(), 5);
+        harness.down();
+        harness.up(true);
+        let planned = harness.turnstile.next_timeout().unwrap();
+        let breaks = planned.as_millis() as u64 - 30;
+        harness.wait_until(breaks);
+        harness.down();
+        let up = planned.as_millis() as u64 + 300;
+        for again in [breaks + 1, up] {
+            harness.wait_until(again);
+            harness.down();
+        }
+        harness.up(true);
+        let expected = ms(up) + (planned - ms(breaks));
+        let expected = expected - ms(expected.as_millis() as u64 % 25);
+        harness.wait_until(expected.as_millis() as u64 - 1);
+        assert!(harness.sent_if_any().is_none(), "seed {seed}: early");
+        harness.wait_until(expected.as_millis() as u64 + 1);
+        assert!(matches!(harness.sent(), Op::Renew { .. }), "seed {seed}");
+    }
 }
 
 /// The process stood still past the moment that was planned: the renewal is sent now, and not planned once more.

@@ -196,6 +196,23 @@ fn a_lease_that_ended_while_the_process_stood_still_says_so() {
     }
 }
 
+/// With many leases a renewal that came due in an outage is planned (G5). The process stood still since that moment.
+#[test]
+fn a_lease_whose_planned_renewal_was_never_sent_says_so() {
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(30_000).renewed(), 5);
+    harness.leases = 10_000;
+    harness.wait_until(10_000);
+    harness.down();
+    harness.wait_until(12_000);
+    harness.up(true);
+    let planned = harness.turnstile.next_timeout().unwrap();
+    harness.stop_until(61_000);
+    harness.feed(|turnstile, cx| turnstile.tick(cx));
+    let lasted = ms(61_000) - planned;
+    assert_eq!(harness.lost("a"), LossCause::StoodStill { lasted });
+}
+
 /// By a renewal or a release that finds it gone.
 #[test]
 fn a_lease_that_the_store_does_not_have_says_so() {

@@ -121,6 +121,27 @@ fn a_renewal_is_late_however_often_connections_break() {
     }
 }
 
+/// With many leases a new connection plans renewals (G5). What was due at 11,000 is late at its own time all the same.
+#[test]
+fn a_planned_renewal_is_late_however_often_connections_break() {
+    let mut harness = Harness::new();
+    harness.hold("a", fixed(30_000).renewed(), 5);
+    harness.leases = 10_000;
+    harness.wait_until(10_000);
+    harness.down();
+    for at in [12_000, 15_000, 23_000] {
+        harness.wait_until(at);
+        harness.up(true);
+        harness.down();
+        assert!(harness.sent_if_any().is_none());
+    }
+    // Two thirds of the way from 11,000 to 30,698.
+    harness.wait_until(24_131);
+    harness.untold("a");
+    harness.wait_until(24_132);
+    assert!(matches!(harness.lease_told("a"), LeaseVerdict::RenewalLate));
+}
+
 /// An extension that is asked for again and again in an outage is late since the first.
 #[test]
 fn an_extension_that_is_asked_for_again_is_due_since_the_first() {
