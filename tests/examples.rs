@@ -3,9 +3,9 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -207,7 +207,12 @@ fn the_file_of_transfers_is_made_from_its_seed() {
 /// Runs it until it has printed `line`, sends it the signal, and gives its exit code and what else
 /// it printed.
 fn signalled(mut command: Command, line: &str, signal: Signal) -> (Option<i32>, String) {
-    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let child = command.stdout(Stdio::piped()).spawn().unwrap();
+    signalled_child(child, line, signal)
+}
+
+/// [`signalled`] for one that runs already, with its output piped.
+fn signalled_child(mut child: Child, line: &str, signal: Signal) -> (Option<i32>, String) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let seen = lines.any(|printed| printed.unwrap().contains(line));
     assert!(seen, "it never printed {line:?}");
@@ -221,18 +226,33 @@ fn signalled(mut command: Command, line: &str, signal: Signal) -> (Option<i32>, 
     (status.unwrap().code(), rest.join("\n"))
 }
 
+/// Transfers between the same two accounts. With locks one is applied at a time, in 4 ms or more, so that all of them
+/// take 20 s at least, and no signal comes too late. Without locks it is 32 at a time.
+fn many_transfers(folder: &TempDir) -> PathBuf {
+    let header = std::iter::once("id,from,to,amount".to_owned());
+    let rows = (1..=5_000).map(|id| format!("{id},a,b,1"));
+    let lines: Vec<String> = header.chain(rows).collect();
+    let file = folder.path().join("many.csv");
+    std::fs::write(&file, lines.join("\n")).unwrap();
+    file
+}
+
 #[test]
 fn quickstart_interrupted_leaves_nothing() {
     let server = RedisServer::start();
+    let folder = TempDir::new().unwrap();
+    let file = many_transfers(&folder);
     let mut command = example("quickstart");
-    command.env("REDIS_URL", server.url());
+    command.arg(&file).env("REDIS_URL", server.url());
     // What is printed right before the run with locks, which takes its time.
     let (code, rest) = signalled(command, "without locks", Signal::INT);
     assert_eq!(code, Some(130), "{rest}");
     assert!(!rest.contains("with locks"), "{rest}");
     assert_eq!(server.keys("*"), [""; 0]);
 
-    let (code, rest) = signalled(example("quickstart"), "without locks", Signal::INT);
+    let mut command = example("quickstart");
+    command.arg(&file);
+    let (code, rest) = signalled(command, "without locks", Signal::INT);
     assert_eq!(code, Some(130), "{rest}");
 }
 
@@ -369,11 +389,23 @@ fn the_pipeline_is_in_order_with_locks_alone() {
 #[test]
 fn the_pipeline_interrupted_leaves_nothing() {
     let server = RedisServer::start();
-    let mut command = example("pipeline");
-    command.env("REDIS_URL", server.url());
-    let (code, rest) = signalled(command, "120 movements", Signal::INT);
+    // Its prefix is made from its pid, which is that of the shell that it takes the place of.
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", "read -r go && exec \"$0\""])
+        .arg(example("pipeline").get_program())
+        .current_dir(std::env::temp_dir())
+        .env("REDIS_URL", server.url())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Somebody else has one of its locks before it begins, so that it cannot end before the signal.
+    let held = format!("pipeline-{}:account:0", child.id());
+    server.cmd(&["SET", &held, "somebody", "PX", "600000"]);
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let (code, rest) = signalled_child(child, "120 movements", Signal::INT);
     assert_eq!(code, Some(130), "{rest}");
-    assert_eq!(server.keys("*"), [""; 0]);
+    assert_eq!(server.keys("*"), [held]);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockstream::LockRegistry;
 use lockstream::store::RedisStore;
+use lockstream::{LockRegistry, Renewal};
 use tokio::time::timeout;
 
 use crate::support::{Program, RedisServer, least_rights, wait_until};
@@ -41,9 +41,11 @@ fn registry(url: &str) -> LockRegistry {
 async fn a_key_is_looked_at_and_freed() {
     let server = RedisServer::start();
     let (holding, waiting) = (registry(&server.url()), registry(&server.url()));
-    // So long a waiter believes in it.
+    // So long a waiter believes in it. It is renewed until it is deleted.
     let ttl = Duration::from_secs(3);
-    let lease = holding.obtain("order:42").ttl(ttl).lease().await.unwrap();
+    let lock = holding.obtain("order:42").ttl(ttl);
+    let lock = lock.renewal(Renewal::watchdog());
+    let lease = lock.lease().await.unwrap();
     let waiter = tokio::spawn(waiting.obtain("order:42").lease());
     wait_until("one waits", BOUND, || server.keys("*").len() == 3).await;
 

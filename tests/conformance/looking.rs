@@ -227,7 +227,7 @@ pub(crate) async fn holders_and_waiters_have_a_key_and_a_name(w: &dyn World) {
     try_join_all(held.map(Lease::release)).await.unwrap();
     assert!(acquire.await.unwrap());
     assert!(waits.release().await.unwrap());
-    let kept = here.obtain("d").on_finish(OnFinish::KeepFor(ms(3000)));
+    let kept = here.obtain("d").on_finish(OnFinish::KeepFor(ms(60_000)));
     drop(kept.lease().await.unwrap());
     eventually("it is kept under the name", async || {
         let seen = there.obtain("d").inspect().await.unwrap();

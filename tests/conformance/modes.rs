@@ -294,7 +294,8 @@ pub(crate) async fn permits_that_are_left_behind_run_out(w: &dyn World) {
 pub(crate) async fn shared_waiters_that_are_dropped_leave_nothing(w: &dyn World) {
     let [a, b] = w.registries().await;
     let held = a.obtain("k").lease().await.unwrap();
-    let locks: Vec<_> = (0..10).map(|_| reader(&b)).collect();
+    let long = ms(60_000);
+    let locks: Vec<_> = (0..10).map(|_| reader(&b).ttl(long)).collect();
     for polls in 0..3 {
         let mut waits = Vec::new();
         for lock in &locks {

@@ -220,7 +220,7 @@ async fn loading() {
         .keep_data()
         // In µs. It looks at its clients every 1024 of the writes below, and to be made out each step of a connection
         // takes one such look.
-        .config("key-load-delay 20")
+        .config("key-load-delay 100")
         .start();
     let scene = Scene::set(&server, &server.url(), LONG).await;
     let writes =

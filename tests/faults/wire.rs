@@ -109,7 +109,7 @@ async fn silent_for_a_waiter() {
         .build()
         .unwrap();
     // It asks when the holder's ttl is over. Until then all is ready, also if the machine stands still.
-    let scene = Scene::set_with(&server, holding, waiting, ms(3_000)).await;
+    let scene = Scene::set_with(&server, holding, waiting, ms(5_000)).await;
     // All is kept back until it connects anew. What the old connection had on its way arrives late.
     let accepted = proxy.accepted();
     proxy.hold(Way::Both, true);

@@ -54,11 +54,13 @@ async fn locks(cluster: &Cluster, least: u32, within: u64) -> LockRegistry {
 }
 
 async fn is_asked(server: &RedisServer) -> u64 {
+    let mut asker = None;
     wait_until("the replicas are asked", BOUND, || {
-        asker_of(server).is_some()
+        asker = asker_of(server);
+        asker.is_some()
     })
     .await;
-    asker_of(server).expect("it was just there")
+    asker.expect("it was seen")
 }
 
 async fn nothing_left(cluster: &Cluster) {

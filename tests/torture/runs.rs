@@ -4,6 +4,7 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::plan::Kind;
@@ -272,24 +273,19 @@ fn a_killed_run_leaves_no_process_behind() {
         .unwrap();
     let pid = run.id();
     let mut children = Vec::new();
-    // One that has its log has told the kernel what is to become of it.
-    let logs = || {
-        let runs = std::fs::read_dir(folder.path()).unwrap().flatten();
-        let files = runs.filter_map(|run| std::fs::read_dir(run.path()).ok());
-        let files = files.flatten().flatten();
-        files
-            .filter(|file| file.path().extension().is_some_and(|it| it == "log"))
-            .count()
-    };
+    // One that the plan kills is soon replaced, and then this is so again.
     wait_until_blocking("there are children", Duration::from_secs(20), || {
         // The keeper of the server is one, too.
         children = children_of(pid);
-        children.len() == 5 && logs() == 4
+        let at_work = children.iter().filter(|child| has_its_log(**child));
+        children.len() == 5 && at_work.count() == 4
     });
     for child in &children {
         // The keeper sees to itself.
-        if is_example(*child) {
-            kill_process(Pid::from_raw(*child as i32).unwrap(), Signal::STOP).unwrap();
+        if has_its_log(*child) {
+            let stopped = kill_process(Pid::from_raw(*child as i32).unwrap(), Signal::STOP);
+            // The plan may have killed it just now.
+            assert!(matches!(stopped, Ok(()) | Err(Errno::SRCH)), "{stopped:?}");
         }
     }
     run.kill().unwrap();
@@ -314,10 +310,17 @@ fn children_of(pid: u32) -> Vec<u32> {
         .collect()
 }
 
+/// Whether it is a child that has its log open. Such a one has told the kernel what is to become of it.
 #[cfg(target_os = "linux")]
-fn is_example(pid: u32) -> bool {
-    let path = std::fs::read_link(format!("/proc/{pid}/exe"));
-    path.is_ok_and(|path| path.ends_with("torture"))
+fn has_its_log(pid: u32) -> bool {
+    // Until it is a program of its own it is a copy of its parent, which has all logs open to read them.
+    let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut arguments = arguments.split(|byte| *byte == 0);
+    let is_child = arguments.any(|argument| argument == b"--child");
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
+    let files = files.into_iter().flatten().flatten();
+    let mut files = files.filter_map(|file| std::fs::read_link(file.path()).ok());
+    is_child && files.any(|file| file.extension().is_some_and(|it| it == "log"))
 }
 
 #[cfg(target_os = "linux")]

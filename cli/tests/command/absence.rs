@@ -39,7 +39,7 @@ fn a_wait_goes_on_while_the_server_reads_its_data() {
     let mut server = RedisServer::builder()
         .keep_data()
         // In µs, for each write. It looks at its clients every 1024 of them.
-        .config("key-load-delay 100")
+        .config("key-load-delay 200")
         .start();
     let url = server.url();
     let writes =
