@@ -101,8 +101,8 @@ impl<Caller: Clone> Tenure<Caller> {
     }
 
     /// G5: if the registry has many leases, the watchdog comes soon, at a moment that `choose` finds in the given span.
-    /// Returns false if it has few, or the number of renewals is bounded: the lease may be renewed now. `away_since`: see
-    /// [`cause_of_expiry`](Self::cause_of_expiry).
+    /// Returns false if it has few, or the number of renewals is bounded: the lease may be renewed now. `away_since`: when
+    /// the outage began that ends now, if there was one.
     pub(in crate::turnstile) fn plan_renewal(
         &mut self,
         cx: &mut EventCx<'_, Caller>,

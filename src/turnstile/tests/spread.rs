@@ -232,7 +232,7 @@ fn g5_a_planned_renewal_is_not_put_off_by_the_next_connection() {
     assert!(matches!(harness.sent(), Op::Renew { .. }));
 }
 
-/// It comes as long after the next connection as it would have come after the last one.
+/// The renewal comes as long after the new connection as it would have come after the end of the last one.
 #[test]
 fn g5_a_planned_renewal_that_an_outage_passed_over_keeps_its_order() {
     for seed in 0..50 {
