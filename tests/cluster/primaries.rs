@@ -1,7 +1,9 @@
 //! Primaries that are killed, replaced and started again.
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::Instant;
 
+use futures::future::try_join_all;
 use lockstream::store::RedisStore;
 use lockstream::{Lease, LockRegistry};
 use tokio::time::{sleep, timeout};
@@ -174,6 +176,25 @@ async fn a_node_that_is_stopped_is_not_waited_for() {
         lock.lease().await.unwrap().release().await.unwrap();
         cluster.server(stopped).cont();
         nothing_left(&cluster, &[&registry]).await;
+    })
+    .await;
+}
+
+/// A response time-out that is longer than the time to connect was the turn of the first node, which half of these ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_node_leaves_time_for_the_next_however_long_an_answer_may_take() {
+    on_a_steady_machine(async || {
+        let cluster = Cluster::without_replicas();
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let (place, node) = (silent.local_addr().unwrap(), cluster.server(0).port());
+        let url = format!("redis+cluster://{place},127.0.0.1:{node}/");
+        let attempts = (0..12).map(|number| {
+            let store = RedisStore::builder(&*url).connect_timeout(ms(6_000));
+            let registry = LockRegistry::builder(store.connect_lazy().unwrap());
+            let registry = registry.response_timeout(3 * BOUND).build().unwrap();
+            async move { registry.obtain(number.to_string()).acquire_once().await }
+        });
+        assert_eq!(try_join_all(attempts).await.unwrap(), [true; 12]);
     })
     .await;
 }

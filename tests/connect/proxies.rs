@@ -208,7 +208,9 @@ async fn a_slow_cluster_sees_one_question_for_the_map() {
             .iter()
             .for_each(|node| node.delay(Way::ToServer, ms(500)));
         let [one, two] = nodes.each_ref().map(Proxy::port);
-        let url = format!("redis+cluster://127.0.0.1:{one},127.0.0.1:{two}/?response_timeout=3");
+        let url = format!(
+            "redis+cluster://127.0.0.1:{one},127.0.0.1:{two}/?response_timeout=3&connect_timeout=9"
+        );
         let lease = lazy(&url).obtain("k").lease().await.unwrap();
         assert!(lease.is_valid());
         // At a random one of them.

@@ -1,6 +1,8 @@
+use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::future::try_join_all;
 use lockstream::store::RedisStore;
 use lockstream::{LockError, LockEvent, LockRegistry, Renewal};
 use tokio::time::timeout;
@@ -9,7 +11,7 @@ use crate::oracle::Oracle;
 use crate::support::{
     Passwords, Proxy, RedisServer, Watched, chain, on_a_steady_machine, wait_until,
 };
-use crate::{BOUND, registry};
+use crate::{BOUND, ms, registry};
 
 fn url(oracles: &[&Oracle]) -> String {
     let hosts: Vec<_> = oracles
@@ -71,6 +73,31 @@ async fn sentinels_and_servers_with_passwords_of_their_own() {
         let locks = LockRegistry::connect(url).await.unwrap();
         let told = chain(&locks.obtain("k").lease().await.unwrap_err());
         assert!(told.contains("unknown command 'EVALSHA"), "{told}");
+    })
+    .await;
+}
+
+/// A response time-out that is longer than the time to connect was the turn of the first one, and the next connection
+/// began there as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn silent_sentinels_leave_time_for_the_next_however_long_an_answer_may_take() {
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let oracle = Oracle::saying(server.port());
+        let silent = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        let [one, two] = silent.each_ref().map(|it| it.local_addr().unwrap());
+        let url = format!(
+            "redis+sentinel://{one},{two},127.0.0.1:{}/mine",
+            oracle.port()
+        );
+        // Each begins with a random one.
+        let attempts = (0..12).map(|number| {
+            let store = RedisStore::builder(&*url).connect_timeout(ms(6_000));
+            let registry = LockRegistry::builder(store.connect_lazy().unwrap());
+            let registry = registry.response_timeout(3 * BOUND).build().unwrap();
+            async move { registry.obtain(number.to_string()).acquire_once().await }
+        });
+        assert_eq!(try_join_all(attempts).await.unwrap(), [true; 12]);
     })
     .await;
 }

@@ -38,6 +38,15 @@ pub(super) struct Times {
     pub(super) answer: Duration,
 }
 
+impl Times {
+    /// How long one of so many servers, any of which may answer, is waited for before the next is asked as well. However
+    /// long an answer may take, all have their turn within the time to connect.
+    pub(super) fn turn(self, many: usize) -> Duration {
+        let turns = u32::try_from(many).unwrap_or(u32::MAX).saturating_add(1);
+        self.answer.min(self.connect / turns)
+    }
+}
+
 /// What one registry knows of its servers.
 pub(super) struct RedisBackend {
     pub(super) topology: Topology,

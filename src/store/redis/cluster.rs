@@ -14,7 +14,7 @@ use super::slots::SLOTS;
 use crate::store::attempts::{Pace, SetUps, first_success};
 use crate::store::driver::{Address, Slot, SlotMap};
 
-/// The next node is asked as well when one has not accepted a connection within this part of the response time-out.
+/// The next node is asked as well when one has not accepted a connection within this part of its turn.
 const NEXT_AFTER: u32 = 8;
 
 /// Some nodes of a cluster, of which one is enough to find the others.
@@ -86,7 +86,9 @@ impl Seeds {
         });
         // One after the other, without waiting for one that is gone before the next is asked. One that is slow is waited
         // for: otherwise each process of a fleet would log in to all nodes of a cluster that has too much to do.
-        let pace = Pace::of_servers(&set_ups, times.answer / NEXT_AFTER, times.answer);
+        // Two turns are enough: the next map is asked of others.
+        let turn = times.turn(2);
+        let pace = Pace::of_servers(&set_ups, turn / NEXT_AFTER, turn);
         let found = first_success(attempts, pace, Instant::now() + within).await;
         found.map_err(|failed| {
             let silent = || Fault::silent(&self.endpoints[0].address, within);

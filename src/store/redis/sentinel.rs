@@ -116,7 +116,8 @@ impl Sentinels {
             .boxed()
         });
         let until = Instant::now() + within;
-        match first_success(attempts, Pace::regular(times.answer), until).await {
+        let pace = Pace::regular(times.turn(self.all.len()));
+        match first_success(attempts, pace, until).await {
             Ok((index, primary)) => {
                 self.first.store(index, Ordering::Relaxed);
                 Ok(primary)
