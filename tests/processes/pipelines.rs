@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use lockstream::{LeaseView, LockError, LockRegistry, Renewal, StreamLockExt};
-use rustix::process::{Signal, getpid, kill_process};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
 use crate::lock_server::LockServer;
 use crate::spawn;
 use crate::support::{Role, ms};
+use crate::workers::stop_this_process;
 
 const KEYS: usize = 20;
 const MESSAGES: usize = 1_500;
@@ -96,9 +96,7 @@ pub(crate) async fn consume(mut role: Role, locks: &LockRegistry) {
             },
             order = role.hear() => {
                 assert_eq!(order, "stop");
-                kill_process(getpid(), Signal::STOP).unwrap();
-                // The signal reaches this thread meanwhile.
-                std::thread::sleep(ms(50));
+                stop_this_process();
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use futures::poll;
 use lockstream::{FutureLockExt, Lock, LockError, LockRegistry, OnFinish, Renewal};
-use rustix::process::{Signal, getpid, kill_process};
+use nix::sys::signal::{Signal, raise};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
@@ -133,9 +133,7 @@ async fn work_and_stop(mut role: Role, locks: &LockRegistry) {
         // The work's own timer is due as well when the process goes on.
         let mut next_step = pin!(sleep(ms(5)));
         assert!(poll!(&mut next_step).is_pending());
-        kill_process(getpid(), Signal::STOP).unwrap();
-        // The signal reaches this thread meanwhile.
-        std::thread::sleep(ms(50));
+        stop_this_process();
         next_step.await;
         seen.store(true, Ordering::SeqCst);
         std::future::pending::<()>().await;
@@ -148,6 +146,14 @@ async fn work_and_stop(mut role: Role, locks: &LockRegistry) {
     let late = late.load(Ordering::SeqCst);
     role.say(format!("ended {told}, polled late: {late}"));
     role.hear().await;
+}
+
+/// Stops this process until somebody continues it.
+///
+/// A signal to a process may take any of its threads. The caller would go on until that one runs, which may be long on a
+/// busy machine. This signal takes the caller's own thread, which stops before the call returns.
+pub(crate) fn stop_this_process() {
+    raise(Signal::SIGSTOP).expect("a process may stop itself");
 }
 
 /// Counts on from the last line of a file, with the token of the lease beside it.
