@@ -102,18 +102,18 @@ impl Pace {
         }
     }
 
-    /// Of whole attempts, which have that much time.
+    /// Of whole attempts, which have that much time. An answer may take longer than that.
     pub(in crate::store) fn of_attempts(
         set_ups: &SetUps,
         within: Duration,
-        least: Duration,
+        answer: Duration,
     ) -> Self {
-        let early = (within / ATTEMPTS).max(least);
+        let early = (within / ATTEMPTS).max(answer.min(within / 2));
         Self {
             set_ups: set_ups.clone(),
             // The attempts of a fleet that lost its server at one moment do not come in waves.
             early: up_to_more(early, early / 4),
-            late: up_to_more((within * 5 / 8).max(least), within / 4),
+            late: up_to_more(within * 5 / 8, within / 4),
         }
     }
 
@@ -328,11 +328,17 @@ mod tests {
     #[test]
     fn g2_a_further_address_comes_before_a_further_attempt_and_both_in_time() {
         let (set_ups, within) = (SetUps::default(), Duration::from_secs(5));
-        for _ in 0..100 {
+        for answer in [1, 4, 60].map(Duration::from_secs).repeat(100) {
             let addresses = Pace::of_addresses(&set_ups, 2, within);
-            let attempts = Pace::of_attempts(&set_ups, within, Duration::from_secs(1));
+            let attempts = Pace::of_attempts(&set_ups, within, answer);
             assert_eq!(addresses.early, NEXT_ADDRESS);
-            assert!(attempts.early * (ATTEMPTS - 1) < within);
+            // Waited for so long, two are all that fit.
+            let further = if answer < within / ATTEMPTS {
+                ATTEMPTS - 1
+            } else {
+                1
+            };
+            assert!(attempts.early * further < within * 9 / 10);
             assert!(addresses.late >= within / 3 && addresses.late < attempts.late);
             assert!(attempts.late < within * 9 / 10);
         }

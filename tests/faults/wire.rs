@@ -17,7 +17,7 @@ async fn cut() {
         let accepted = proxy.accepted();
         proxy.cut();
         wait_until("both are back", BOUND, || {
-            proxy.accepted() == accepted + 2 && proxy.connections() == 2
+            proxy.accepted() >= accepted + 2 && proxy.connections() == 2
         })
         .await;
     }
@@ -185,7 +185,7 @@ async fn half_closed() {
         let scene = Scene::set(&server, &proxy.url(), LONG).await;
         let accepted = proxy.accepted();
         proxy.half_close(way);
-        wait_until("both are back", BOUND, || proxy.accepted() == accepted + 2).await;
+        wait_until("both are back", BOUND, || proxy.accepted() >= accepted + 2).await;
         scene.ends_well(&server).await;
     }
 }

@@ -42,7 +42,7 @@ async fn an_error_that_quotes_new_credentials_is_not_logged() {
     let rotating = async {
         rotate.send(Credentials::new("app", "s3kret2")).unwrap();
         wait_until("it is refused again", BOUND, || {
-            log.text().matches("the server refused").count() == 2
+            log.text().matches("the server refused").count() >= 2
         })
         .await;
     };
