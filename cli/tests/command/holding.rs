@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::program::{Done, LOCKSTREAM, Program, SOON, run};
+use crate::program::{Done, LOCKSTREAM, Program, SOON, lockstream, run};
 use crate::support::{PgServer, RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 /// The line of a lease on `k`.
@@ -28,9 +28,7 @@ fn is_free(url: &str) -> bool {
 
 /// With this on standard input.
 fn with_input(url: &str, arguments: &[&str], input: &str) -> Output {
-    let mut child = Command::new(LOCKSTREAM)
-        .args(arguments)
-        .env("LOCKSTREAM_URL", url)
+    let mut child = lockstream(url, arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -44,11 +42,8 @@ fn with_input(url: &str, arguments: &[&str], input: &str) -> Output {
 
 /// With this in LOCKSTREAM_LEASE.
 fn with_variable(url: &str, arguments: &[&str], line: &str) -> Done {
-    let mut command = Command::new(LOCKSTREAM);
-    command
-        .args(arguments)
-        .env("LOCKSTREAM_URL", url)
-        .env("LOCKSTREAM_LEASE", line);
+    let mut command = lockstream(url, arguments);
+    command.env("LOCKSTREAM_LEASE", line);
     Program::spawn(command).end()
 }
 
@@ -144,12 +139,7 @@ fn a_lease_whose_line_cannot_be_written_is_given_back() {
             .write(true)
             .open("/dev/full")
             .unwrap();
-        let done = Command::new(LOCKSTREAM)
-            .args(options)
-            .env("LOCKSTREAM_URL", &url)
-            .stdout(full)
-            .output()
-            .unwrap();
+        let done = lockstream(&url, options).stdout(full).output().unwrap();
         assert!(matches!(done.status.code(), Some(126 | 141)), "{done:?}");
         assert!(is_free(&url), "{done:?}");
     }
@@ -165,9 +155,7 @@ fn a_renewal_whose_line_cannot_be_written_frees_nothing() {
         .write(true)
         .open("/dev/full")
         .unwrap();
-    let done = Command::new(LOCKSTREAM)
-        .args(["renew", "--ttl", "1h", line.trim()])
-        .env("LOCKSTREAM_URL", &url)
+    let done = lockstream(&url, ["renew", "--ttl", "1h", line.trim()])
         .stdout(full)
         .output()
         .unwrap();
@@ -267,9 +255,7 @@ fn a_lock_is_held_in_the_foreground_until_a_signal() {
 fn a_lock_is_held_until_the_input_ends() {
     let server = RedisServer::start();
     let url = server.url();
-    let mut holder = Command::new(LOCKSTREAM)
-        .args(["hold", "--foreground", "--until-eof", "k"])
-        .env("LOCKSTREAM_URL", &url)
+    let mut holder = lockstream(&url, ["hold", "--foreground", "--until-eof", "k"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

@@ -16,10 +16,17 @@ use crate::support::wait_until_blocking;
 /// long. What must not end by itself in that time lasts ten minutes: a `sleep`, or a lease that is to be released.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
 
-/// Commands that ask a store once, and fail if it does not answer in time.
-const QUESTIONS: [&str; 7] = [
-    "check", "free", "inspect", "ls", "migrate", "release", "renew",
-];
+/// How long the store may take to answer, where the usual second may be over on a machine that stands still.
+///
+/// A command that asks a store once fails if it does not answer in time. So do `run` and `hold` until they have their
+/// lock. They go on to watch the store, and a test may wait until they have noticed a silence.
+fn response_timeout(command: &OsStr) -> Option<&'static str> {
+    match command.to_str()? {
+        "check" | "free" | "inspect" | "ls" | "migrate" | "release" | "renew" => Some("60s"),
+        "run" | "hold" => Some("5s"),
+        _ => None,
+    }
+}
 
 /// The path of the program.
 pub(crate) const LOCKSTREAM: &str = env!("CARGO_BIN_EXE_lockstream");
@@ -63,25 +70,33 @@ pub(crate) fn ignore_no_signals() {
     });
 }
 
+/// The program with this url in its environment, and perhaps with [another response time-out](response_timeout).
+pub(crate) fn lockstream<A: AsRef<OsStr>>(
+    url: &str,
+    arguments: impl IntoIterator<Item = A>,
+) -> Command {
+    let mut arguments: Vec<_> = arguments
+        .into_iter()
+        .map(|it| it.as_ref().to_owned())
+        .collect();
+    let command = arguments.first();
+    if let Some(time) = command.and_then(|command| response_timeout(command))
+        && !arguments.iter().any(|it| it == "--response-timeout")
+    {
+        arguments.splice(1..1, ["--response-timeout", time].map(OsString::from));
+    }
+    let mut command = Command::new(LOCKSTREAM);
+    command.args(arguments).env("LOCKSTREAM_URL", url);
+    command
+}
+
 impl Program {
-    /// Runs it with this url in its environment. What is asked once and no more is answered also on a busy machine.
+    /// Runs [`lockstream`] in a process group of its own.
     pub(crate) fn start<A: AsRef<OsStr>>(
         url: &str,
         arguments: impl IntoIterator<Item = A>,
     ) -> Self {
-        let mut arguments: Vec<_> = arguments
-            .into_iter()
-            .map(|it| it.as_ref().to_owned())
-            .collect();
-        let is_question = arguments
-            .first()
-            .is_some_and(|it| QUESTIONS.iter().any(|name| it == name));
-        if is_question && !arguments.iter().any(|it| it == "--response-timeout") {
-            arguments.splice(1..1, ["--response-timeout", "60s"].map(OsString::from));
-        }
-        let mut command = Command::new(LOCKSTREAM);
-        command.args(arguments).env("LOCKSTREAM_URL", url);
-        Self::spawn(command)
+        Self::spawn(lockstream(url, arguments))
     }
 
     /// Runs any command in a process group of its own.

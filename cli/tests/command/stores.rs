@@ -1,9 +1,7 @@
 //! Every store by its url: the same command, and what is held is seen.
 
-use std::process::Command;
-
 use crate::authority::Authority;
-use crate::program::{Done, LOCKSTREAM, Program, run};
+use crate::program::{Done, LOCKSTREAM, Program, lockstream, run};
 use crate::support::{Cluster, PgServer, RedisServer, Watched};
 
 /// A command runs under the lock, others are refused meanwhile, and it is listed and then free.
@@ -51,11 +49,8 @@ fn a_redis_server_over_tls() {
     std::fs::write(&roots, &authority.pem).unwrap();
     let url = server.tls_url("localhost");
     serves_by(&url, |arguments| {
-        let mut command = Command::new(LOCKSTREAM);
-        command
-            .args(arguments)
-            .env("LOCKSTREAM_URL", &url)
-            .env("SSL_CERT_FILE", &roots);
+        let mut command = lockstream(&url, arguments);
+        command.env("SSL_CERT_FILE", &roots);
         Program::spawn(command).end()
     });
     let unknown = run(&url, ["run", "k", "--", "true"]);

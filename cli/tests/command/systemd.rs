@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::program::{LOCKSTREAM, Program, SOON};
+use crate::program::{LOCKSTREAM, Program, SOON, lockstream};
 use crate::support::RedisServer;
 
 /// Runs `lockstream` as systemd runs it: with a socket as descriptor 3, and with its id in the environment.
@@ -60,19 +60,9 @@ fn a_service_gets_the_sockets_of_its_unit() {
 #[test]
 fn a_socket_of_another_process_stays_its_own() {
     let server = RedisServer::start();
-    let mut command = Command::new(LOCKSTREAM);
-    command
-        .args([
-            "run",
-            "k",
-            "--",
-            "sh",
-            "-c",
-            "echo $LISTEN_PID $WATCHDOG_PID",
-        ])
-        .env("LOCKSTREAM_URL", server.url())
-        .env("LISTEN_PID", "1")
-        .env("WATCHDOG_PID", "2");
+    let script = "echo $LISTEN_PID $WATCHDOG_PID";
+    let mut command = lockstream(&server.url(), ["run", "k", "--", "sh", "-c", script]);
+    command.env("LISTEN_PID", "1").env("WATCHDOG_PID", "2");
     let done = Program::spawn(command).end();
     assert_eq!((done.code, &*done.out), (Some(0), "1 2\n"), "{}", done.err);
 }
@@ -93,12 +83,10 @@ fn the_command_says_that_it_is_ready() {
     let path = folder.path().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(SOON)).unwrap();
-    let mut command = Command::new(LOCKSTREAM);
+    let mut command = lockstream(&server.url(), ["run", "--json", "k", "--"]);
     command
-        .args(["run", "--json", "k", "--"])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "systemd::the_command_says_that_it_is_ready"])
-        .env("LOCKSTREAM_URL", server.url())
         .env("NOTIFY_SOCKET", &path)
         .env(ROLE, "1");
     let program = Program::spawn(command);
