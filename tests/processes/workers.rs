@@ -21,6 +21,9 @@ use crate::support::{Role, ms};
 /// The response time-out of the asker.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
+/// A deadlock fails a transfer at the end of its wait.
+pub(crate) const TRANSFER_WITHIN: Duration = Duration::from_secs(120);
+
 pub(crate) async fn run(role: Role) {
     if role.name() == "asker" {
         return ask(role).await;
@@ -102,7 +105,7 @@ async fn transfer(mut role: Role, locks: &LockRegistry) {
         for round in 0..5 {
             let keys = [first + task, task * 7 + round, 3 * task + first];
             let keys = keys.map(|key| format!("account-{}", key % 10));
-            let group = locks.obtain_all(&keys);
+            let group = locks.obtain_all(&keys).wait(TRANSFER_WITHIN);
             let moves = async || {
                 for key in &keys {
                     // Nobody else has the key.
