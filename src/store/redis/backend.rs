@@ -39,8 +39,8 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// How long one of so many servers, any of which may answer, is waited for before the next is asked as well. However
-    /// long an answer may take, all have their turn within the time to connect.
+    /// How long a server is waited for before the next one, which may answer in its place, is asked as well: so that
+    /// `many` of them can be silent within the time to connect, however long an answer may take.
     pub(super) fn turn(self, many: usize) -> Duration {
         let turns = u32::try_from(many).unwrap_or(u32::MAX).saturating_add(1);
         self.answer.min(self.connect / turns)

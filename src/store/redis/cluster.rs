@@ -86,7 +86,7 @@ impl Seeds {
         });
         // One after the other, without waiting for one that is gone before the next is asked. One that is slow is waited
         // for: otherwise each process of a fleet would log in to all nodes of a cluster that has too much to do.
-        // Two turns are enough: the next map is asked of others.
+        // Two silent nodes leave time for a third. The next attempt asks in another order.
         let turn = times.turn(2);
         let pace = Pace::of_servers(&set_ups, turn / NEXT_AFTER, turn);
         let found = first_success(attempts, pace, Instant::now() + within).await;
