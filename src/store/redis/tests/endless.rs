@@ -55,7 +55,7 @@ fn talks(seen: Seen) -> impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'static
 /// Somebody holds, and nobody waits for an answer: a message that has no end would be kept for ever.
 async fn ends_its_connection(store: RedisStore, seen: &Seen) {
     let locks = LockRegistry::builder(store)
-        .response_timeout(Duration::from_secs(60))
+        .response_timeout(Duration::from_secs(240))
         .build()
         .unwrap();
     // Nothing is sent for the next twenty seconds, and the answer to what is sent then is waited for a minute.
@@ -110,7 +110,7 @@ async fn a_quiet_registry_may_receive_any_number_of_events() {
     });
     let store = RedisStore::connect_lazy(fake.url()).unwrap();
     let locks = LockRegistry::builder(store)
-        .response_timeout(Duration::from_secs(60))
+        .response_timeout(Duration::from_secs(240))
         .build()
         .unwrap();
     let lease = locks.obtain("k").lease_once().await.unwrap();

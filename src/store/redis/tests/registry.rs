@@ -19,7 +19,7 @@ use crate::store::contract::{
 use crate::store::{LockStore, RedisStore};
 
 /// Every wait of a test ends by then, one way or the other.
-pub(super) const BOUND: Duration = Duration::from_secs(10);
+pub(super) const BOUND: Duration = Duration::from_secs(30);
 
 pub(super) const TTL: Duration = Duration::from_secs(30);
 
