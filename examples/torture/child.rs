@@ -23,6 +23,12 @@ use crate::run::BUSY;
 /// How many wait when there is a flood.
 const FLOOD: u64 = 200;
 
+/// How often a child looks whether its runtime is slow.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// It is if a task goes on so late.
+const SLOW: Duration = Duration::from_millis(100);
+
 /// How long callers may take to see that the registry is closed, and its tasks to end.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -162,6 +168,7 @@ impl Role {
                 callers.spawn(caller().live(habit));
             }
         }
+        let looks = tokio::spawn(tell_how_late(log.clone()));
         let mut flood = JoinSet::new();
         let mut orders = orders();
         loop {
@@ -188,6 +195,7 @@ impl Role {
         };
         // Those that do not come to an end are counted, and then dropped.
         let _ = timeout(PARTING, everybody).await;
+        looks.abort();
         callers.len() + flood.len()
     }
 }
@@ -205,6 +213,18 @@ async fn shut_down(registry: LockRegistry, response_timeout: Duration, log: &Log
     if took > longest + BUSY {
         let what = format!("the shutdown took {took:?}");
         log.write(&Line::Wrong { what });
+    }
+}
+
+/// Tells when the runtime is slow, so that whatever it does comes late.
+async fn tell_how_late(log: Log) {
+    loop {
+        let due = now() + LOOK_AGAIN.as_nanos() as u64;
+        sleep(LOOK_AGAIN).await;
+        let at = now();
+        if at.saturating_sub(due) > SLOW.as_nanos() as u64 {
+            log.write(&Line::Slow { from: due, to: at });
+        }
     }
 }
 

@@ -54,6 +54,8 @@ pub(crate) enum Line {
     Left { tasks: u64, callers: u64 },
     /// A write with the token of a lease that was over was refused, or let through since nobody had come after it.
     Late { refused: bool },
+    /// A task of its runtime was to go on at the first of these times, and did so at the second.
+    Slow { from: u64, to: u64 },
     /// What ought not to happen.
     Wrong { what: String },
 }
@@ -85,6 +87,7 @@ impl fmt::Display for Line {
             Self::GaveUp { at } => write!(f, "gave-up {at}"),
             Self::Left { tasks, callers } => write!(f, "left {tasks} {callers}"),
             Self::Late { refused } => write!(f, "late {}", u8::from(*refused)),
+            Self::Slow { from, to } => write!(f, "slow {from} {to}"),
             Self::Wrong { what } => write!(f, "wrong {}", what.replace('\n', " / ")),
         }
     }
@@ -137,6 +140,10 @@ impl Line {
             },
             "late" => Self::Late {
                 refused: number(0)? == 1,
+            },
+            "slow" => Self::Slow {
+                from: number(0)?,
+                to: number(1)?,
             },
             _ => return None,
         })

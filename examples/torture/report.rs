@@ -68,7 +68,7 @@ impl Report {
             ("queue entries left behind", left.queue_entries.clone()),
             ("subscriptions left behind", left.subscriptions.clone()),
             ("connections left behind", left.connections.clone()),
-            ("waiters forgotten", self.waits.forgotten.clone()),
+            ("waiters forgotten", self.waits.forgotten().to_vec()),
             ("tasks left", tasks),
             ("no recovery", self.without_recovery()),
             ("errors that nobody should get", self.wrong.clone()),
@@ -76,7 +76,7 @@ impl Report {
     }
 
     fn without_recovery(&self) -> Vec<String> {
-        let longest = self.longest_recovery;
+        let longest = self.longest_recovery + Duration::from_nanos(self.waits.slowest());
         let beyond =
             |time: Option<u64>| time.is_none_or(|time| Duration::from_nanos(time) > longest);
         let all = self.recoveries.iter();
@@ -160,6 +160,12 @@ impl fmt::Display for Report {
             f,
             "latest end of one",
             &format!("{latest:.1?} after its time"),
+        )?;
+        let slowest = Duration::from_nanos(self.waits.slowest());
+        row(
+            f,
+            "slowest runtime of a child",
+            &format!("{slowest:.1?} late in all"),
         )?;
 
         writeln!(

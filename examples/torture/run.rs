@@ -343,6 +343,7 @@ impl Run {
                         self.report.wrong.push(text);
                     }
                 }
+                Line::Slow { from, to } => self.waits.slow(child, Span { from, to }),
                 Line::Wrong { what } => self.report.wrong.push(format!("child {child}: {what}")),
             }
         }

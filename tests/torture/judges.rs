@@ -636,6 +636,26 @@ fn while_its_process_is_stopped_nobody_is_late() {
     assert_eq!(waits.forgotten.len(), 1);
 }
 
+/// Its runtime tells so when it goes on, perhaps after it has told of the wait.
+#[test]
+fn on_a_slow_machine_waits_end_later_and_not_at_any_time() {
+    let mut waits = Waits::new(50);
+    for wait in 1..=2 {
+        waits.begins(child(0), wait, 0, 100);
+    }
+    waits.ends(child(0), 1, 300, "busy");
+    assert_eq!(waits.forgotten().len(), 1);
+    waits.slow(child(0), Span { from: 90, to: 160 });
+    waits.slow(child(0), Span { from: 170, to: 250 });
+    assert_eq!((waits.slowest(), waits.forgotten().len()), (150, 0));
+    // What a stop has done is no part of it.
+    waits.stopped(child(0), Span { from: 400, to: 600 });
+    waits.slow(child(0), Span { from: 410, to: 610 });
+    assert_eq!(waits.slowest(), 160);
+    waits.ends(child(0), 2, 611, "busy");
+    assert_eq!(waits.forgotten().len(), 2);
+}
+
 fn window(steps: Vec<Step>) -> Window {
     Window {
         key: "key".to_owned(),
@@ -1025,6 +1045,7 @@ fn every_line_of_a_log_can_be_read_again() {
             callers: 12,
         },
         Line::Late { refused: true },
+        Line::Slow { from: 13, to: 14 },
     ] {
         assert_eq!(Line::parse(&line.to_string()), Some(line));
     }

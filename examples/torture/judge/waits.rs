@@ -1,6 +1,7 @@
 //! Did every wait end in its time: served, timed out or refused?
 //!
-//! The time in which its own process was stopped does not count.
+//! The time in which its own process was stopped does not count. Nor does the time by which its runtime was late: what the
+//! machine has no time for comes later.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,11 +12,15 @@ pub(crate) struct Waits {
     open: HashMap<(Child, u64), Span>,
     /// When each child was stopped.
     stops: HashMap<Child, Vec<Span>>,
+    /// When the runtime of each was slow.
+    slow: HashMap<Child, Vec<Span>>,
     /// How many ended how.
     pub(crate) ends: BTreeMap<String, u64>,
     pub(crate) forgotten: Vec<String>,
     /// How long after its time the latest one ended (ns).
     pub(crate) latest: u64,
+    /// How long after its time the latest one ended (ns), be it dropped or not.
+    latest_of_all: u64,
     bound: u64,
 }
 
@@ -46,6 +51,7 @@ impl Waits {
         if how != "dropped" {
             self.latest = self.latest.max(late);
         }
+        self.latest_of_all = self.latest_of_all.max(late);
         if late > self.bound {
             self.forgotten.push(format!(
                 "child {child}, wait {wait} from {}: {how} only {:.3} s after its time",
@@ -57,6 +63,32 @@ impl Waits {
 
     pub(crate) fn stopped(&mut self, child: Child, span: Span) {
         self.stops.entry(child).or_default().push(span);
+    }
+
+    /// A task of its runtime was that late.
+    pub(crate) fn slow(&mut self, child: Child, span: Span) {
+        self.slow.entry(child).or_default().push(span);
+    }
+
+    /// For how long (ns) the slowest child was slow, apart from its stops.
+    pub(crate) fn slowest(&self) -> u64 {
+        let slow = self.slow.iter().map(|(child, spans)| {
+            let stops = || self.stops.get(child).into_iter().flatten();
+            let apart = |span: &Span| {
+                let stopped: u64 = stops().map(|stop| stop.within(*span)).sum();
+                (span.to - span.from).saturating_sub(stopped)
+            };
+            spans.iter().map(apart).sum()
+        });
+        slow.max().unwrap_or(0)
+    }
+
+    /// Those that ended late even for a machine that was so slow.
+    pub(crate) fn forgotten(&self) -> &[String] {
+        match self.latest_of_all > self.bound + self.slowest() {
+            true => &self.forgotten,
+            false => &[],
+        }
     }
 
     /// The child was seen dead at this moment: its waits went with it, and were late if they were so by then.
