@@ -8,7 +8,7 @@ use lockstream::store::RedisStore;
 
 use crate::support::{Cluster, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World};
+use crate::world::{PATIENCE, TTL, World};
 
 #[derive(Debug)]
 pub(crate) struct OnCluster {
@@ -20,8 +20,8 @@ impl OnCluster {
     fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(TTL)
-            .wait(BOUND)
-            .response_timeout(BOUND);
+            .wait(PATIENCE)
+            .response_timeout(PATIENCE);
         self.watch.over(builder)
     }
 }

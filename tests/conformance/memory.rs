@@ -7,7 +7,7 @@ use lockstream::store::MemoryStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
 
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World, ms};
+use crate::world::{PATIENCE, TTL, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -19,8 +19,8 @@ impl Memory {
     fn unwatched(&self) -> LockRegistryBuilder {
         LockRegistry::builder(self.store.clone())
             .ttl(TTL)
-            .wait(BOUND)
-            .response_timeout(BOUND)
+            .wait(PATIENCE)
+            .response_timeout(PATIENCE)
     }
 }
 

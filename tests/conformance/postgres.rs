@@ -9,7 +9,7 @@ use lockstream::store::PostgresStore;
 
 use crate::support::{PgSchema, PgServer, Proxy, Way};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World};
+use crate::world::{PATIENCE, TTL, World};
 
 pub(crate) type Postgres = On<false>;
 
@@ -42,8 +42,8 @@ impl<const PUBLISHED: bool> On<PUBLISHED> {
     fn settle(&self, store: PostgresStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(TTL)
-            .wait(BOUND)
-            .response_timeout(BOUND);
+            .wait(PATIENCE)
+            .response_timeout(PATIENCE);
         self.watch.over(builder)
     }
 }

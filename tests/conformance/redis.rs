@@ -12,7 +12,7 @@ pub(crate) use crate::cluster::OnCluster;
 pub(crate) use crate::replicas::OnReplicas;
 use crate::support::{Program, Proxy, RedisServer, Way, least_rights};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, TTL, World};
+use crate::world::{PATIENCE, TTL, World};
 
 /// Which server a world is on.
 pub(crate) trait Make: Send + Sync + 'static {
@@ -92,8 +92,8 @@ impl<M: Make> On<M> {
     pub(crate) fn settle(&self, store: RedisStore) -> Builder {
         let builder = LockRegistry::builder(store)
             .ttl(TTL)
-            .wait(BOUND)
-            .response_timeout(BOUND);
+            .wait(PATIENCE)
+            .response_timeout(PATIENCE);
         self.watch.over(builder)
     }
 }

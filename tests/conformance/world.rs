@@ -46,7 +46,7 @@ pub(crate) trait World: Send + Sync + 'static {
     /// Sees what happens in every registry of the case.
     fn watch(&self) -> &Watch;
 
-    /// A registry to be. Leases last 8 s, callers wait 10 s, and so long may answers take.
+    /// A registry to be. Leases last 8 s, callers wait for a minute, and so long may answers take.
     fn builder(&self) -> BoxFuture<'_, Builder>;
 
     /// [`builder`](Self::builder) without any I/O, and without a runtime.
@@ -99,6 +99,10 @@ pub(crate) const fn ms(millis: u64) -> Duration {
 
 /// For what must come about sooner or later.
 pub(crate) const BOUND: Duration = Duration::from_secs(10);
+
+/// How long callers wait, and answers may take, unless a case is about that: of two hundred callers on a slow machine the
+/// last one, too.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How long a lease of [`World::builder`] lasts: no machine that stands still for a moment takes it away.
 pub(crate) const TTL: Duration = ms(8000);

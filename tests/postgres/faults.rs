@@ -299,15 +299,10 @@ async fn tables_that_are_locked() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
         let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
-            .response_timeout(ms(5000))
+            .response_timeout(BOUND)
             .build()
             .unwrap();
-        let lease = locks
-            .obtain("k")
-            .ttl(Duration::from_secs(20))
-            .lease()
-            .await
-            .unwrap();
+        let lease = locks.obtain("k").ttl(3 * BOUND).lease().await.unwrap();
         let mut other = server.client();
         other.run("BEGIN; LOCK TABLE lockstream.lock");
         let error = locks.obtain("other").acquire_once().await.unwrap_err();

@@ -58,7 +58,7 @@ fn builder(store: PostgresStore) -> LockRegistryBuilder {
     LockRegistry::builder(store)
         .ttl(ms(8000))
         .wait(BOUND)
-        .response_timeout(ms(2000))
+        .response_timeout(ms(5000))
 }
 
 /// A registry whose connection stands. Its statements, some of which make the schema, have a second each: a machine that

@@ -40,7 +40,9 @@ impl Cluster {
 
     /// Three primaries alone, each behind a proxy that is all that clients ever see of it.
     pub fn behind_proxies() -> Self {
-        Self::make(Program::Usual, false, &[], true, None)
+        // None of them is ever taken for dead.
+        let config = ["cluster-node-timeout 60000"];
+        Self::make(Program::Usual, false, &config, true, None)
     }
 
     /// Three primaries alone of another program, and with more lines of configuration.

@@ -15,7 +15,7 @@
 //! | `process.rs` | how does a test get a second process? |
 //! | `rights.rs` | which rights are enough? |
 //! | `shown.rs` | what does a server that speaks TLS show? |
-//! | `steady.rs` | what if the machine stands still in a test that measures time? |
+//! | `steady.rs` | what if the machine stands still, or is crowded, in a test that measures time? |
 //! | `ports.rs` | which port may a test listen on? |
 //! | `lock_server.rs` | how does a test run on every kind of server? (It stands by itself.) |
 //! | `hearing.rs` | how does a test hear all that its thread logs? (It stands by itself.) |

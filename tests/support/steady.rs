@@ -1,13 +1,14 @@
-//! A test that measures time, on a machine that may stand still.
+//! A test that measures time, on a machine that may stand still or be crowded.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
-use std::sync::Once;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 use std::task::Poll;
-use std::thread::sleep;
+use std::thread::{available_parallelism, sleep};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the clock.
@@ -25,6 +26,7 @@ const RUNS: u32 = 4;
 /// Runs a test that measures time. If it fails, and the machine stood still meanwhile, it is run again, and says so:
 /// leases ran out in that time, and nothing came soon. On a machine that goes on, a failure is a failure.
 pub async fn on_a_steady_machine(test: impl AsyncFn()) {
+    let _turn = turn();
     for run in 1.. {
         let before = stood_still();
         match panic_of(test()).await {
@@ -48,6 +50,7 @@ async fn panic_of(test: impl Future<Output = ()>) -> Result<(), Box<dyn Any + Se
 
 /// [`on_a_steady_machine`] for tests without a runtime.
 pub fn on_a_steady_machine_blocking(test: impl Fn()) {
+    let _turn = turn();
     for run in 1.. {
         let before = stood_still();
         match catch_unwind(AssertUnwindSafe(&test)) {
@@ -65,6 +68,67 @@ fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
         resume_unwind(panic);
     }
     eprintln!("the machine stood still for {stood_still:?} in this test, which is run again");
+}
+
+/// So many tests run beside each other in any case.
+const ALWAYS: usize = 8;
+
+/// Nobody waits longer for a turn.
+const LONGEST: Duration = Duration::from_secs(20);
+
+/// More begin only while no more threads than this wait for each processor: what takes one of them a millisecond takes
+/// all of them as many as they are.
+const CROWDED: usize = 3;
+
+/// Held while a test runs.
+struct Turn {
+    /// Within a test that has one.
+    is_nested: bool,
+}
+
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static HAS_ONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Waits until the machine has room for one more test. Most tests wait most of the time, so many run at a time; where
+/// many compute instead, or on a slow machine, fewer do.
+fn turn() -> Turn {
+    static DOOR: Mutex<()> = Mutex::new(());
+    let is_nested = HAS_ONE.replace(true);
+    if !is_nested {
+        let (_door, begin) = (DOOR.lock(), Instant::now());
+        let is_full = || RUNNING.load(Ordering::Relaxed) >= ALWAYS;
+        while is_full() && is_crowded() && begin.elapsed() < LONGEST {}
+        RUNNING.fetch_add(1, Ordering::Relaxed);
+    }
+    Turn { is_nested }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.is_nested {
+            HAS_ONE.set(false);
+            RUNNING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Looks for some milliseconds. Where the system does not tell it is not known, and nobody waits.
+fn is_crowded() -> bool {
+    let most = CROWDED * available_parallelism().map_or(1, usize::from);
+    (0..4).any(|_| {
+        sleep(LOOK_AGAIN / 2);
+        ready_threads().is_some_and(|ready| ready > most)
+    })
+}
+
+/// How many threads of the whole machine run or wait for a processor: the fourth word, as in `7/812`.
+fn ready_threads() -> Option<usize> {
+    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let (ready, _) = load.split(' ').nth(3)?.split_once('/')?;
+    ready.parse().ok()
 }
 
 /// For how long the machine has stood still since this was first called.
