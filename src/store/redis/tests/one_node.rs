@@ -57,6 +57,27 @@ fn cluster(request: &Request) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
+/// The second half of the slots begins here.
+const MIDDLE: u16 = 8_192;
+
+/// The map of a cluster whose halves are two addresses of one server.
+fn halves(port: &u16) -> [String; 2] {
+    let range = |first: u16, last: u16, host: &str| {
+        format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n$9\r\n{host}\r\n:{port}\r\n")
+    };
+    [
+        range(0, MIDDLE - 1, "127.0.0.1"),
+        range(MIDDLE, 16_383, "127.0.0.2"),
+    ]
+}
+
+/// A key of the first half, or of the second.
+fn key_in(is_first: bool) -> String {
+    let mut keys = (0..).map(|number| format!("k{number}"));
+    let is_there = |key: &String| (slot(&format!("lock:{key}")) < MIDDLE) == is_first;
+    keys.find(is_there).unwrap()
+}
+
 /// The lock is another's, and whoever enters gets a place.
 fn busy(request: &Request) -> Option<Vec<u8>> {
     let word = match request.is_call().then(|| request.letters())? {
@@ -222,13 +243,7 @@ async fn a_ticket_is_entered_again_when_the_node_ends_its_subscription() {
 /// Keys whose node stands need no map: they do not wait for a server that does not give it.
 #[tokio::test]
 async fn a_key_may_ask_again_while_the_search_for_the_map_hangs() {
-    const MIDDLE: u16 = 8_192;
-    let key = |is_first: bool| {
-        let mut keys = (0..).map(|number| format!("k{number}"));
-        let is_there = |key: &String| (slot(&format!("lock:{key}")) < MIDDLE) == is_first;
-        keys.find(is_there).unwrap()
-    };
-    let (moves, stays) = (key(true), key(false));
+    let (moves, stays) = (key_in(true), key_in(false));
     let lock = format!("lock:{moves}");
     let (port, moved) = (Arc::new(OnceLock::new()), Arc::new(AtomicBool::new(false)));
     let (own, has_moved) = (port.clone(), moved.clone());
@@ -240,11 +255,7 @@ async fn a_key_may_ask_again_while_the_search_for_the_map_hangs() {
                 // It says nothing.
                 return Some(Vec::new());
             }
-            let range = |first: u16, last: u16, host: &str| {
-                format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n$9\r\n{host}\r\n:{port}\r\n")
-            };
-            let first = range(0, MIDDLE - 1, "127.0.0.1");
-            let second = range(MIDDLE, 16_383, "127.0.0.2");
+            let [first, second] = halves(port);
             return Some(format!("*2\r\n{first}{second}").into_bytes());
         }
         let is_ours = request.is_call() && request.words[3] == lock;
@@ -269,6 +280,37 @@ async fn a_key_may_ask_again_while_the_search_for_the_map_hangs() {
         panic!("{event:?}");
     };
     assert!(scope.contains(&moves) && !scope.contains(&stays));
+}
+
+/// A node that is stopped is silent on a connection that stands. Whoever waits for the map has it from the next one, on a
+/// new connection, in time for the answer.
+#[tokio::test]
+async fn a_connected_node_that_is_silent_leaves_time_for_the_next() {
+    let port = Arc::new(OnceLock::new());
+    let own = port.clone();
+    let mut questions = 0;
+    let fake = Fake::start(move |request| {
+        if !request.is("CLUSTER") {
+            return cluster(request);
+        }
+        questions += 1;
+        let port = own.get().unwrap();
+        let [first, second] = halves(port);
+        let map = match questions {
+            // Nobody has the rest yet.
+            1 => format!("*1\r\n{first}"),
+            2 => String::new(),
+            _ => format!("*2\r\n{first}{second}"),
+        };
+        Some(map.into_bytes())
+    });
+    port.set(fake.port()).unwrap();
+    let url = format!("redis+cluster://127.0.0.1:{}/", fake.port());
+    let mut one = Settings::url(url, "a1").open();
+    won(&one.outcome(&key_in(true), attempt(1)).await);
+    let begin = Instant::now();
+    won(&one.outcome(&key_in(false), attempt(2)).await);
+    assert!(begin.elapsed() < BOUND / 2, "{:?}", begin.elapsed());
 }
 
 /// What has no right to subscribe does not get it by asking again: no key of the node is waited for in a queue.
