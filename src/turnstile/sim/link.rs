@@ -100,6 +100,9 @@ fn too_few() -> StoreError {
     StoreError::new("too few replicas")
 }
 
+/// How long ops wait for others that go with them.
+pub(super) const BATCH: u64 = MILLI / 2;
+
 /// How late a renewal may set out.
 pub(super) const STRAGGLE: u64 = 5 * MILLI;
 
@@ -149,7 +152,7 @@ impl World {
         if link.up && link.window.is_waiting() && !link.flushing {
             link.flushing = true;
             let delay = if self.profile.batches {
-                self.rng.between(0, 500)
+                self.rng.between(0, BATCH)
             } else {
                 0
             };

@@ -276,6 +276,12 @@ impl Profile {
         self.theme != Theme::Outside
     }
 
+    /// How long the shortest lease lasts by the clock of its holder (D1).
+    pub(super) fn shortest_lease(&self) -> u64 {
+        let shortest = self.ttls.iter().copied().min().unwrap_or(0);
+        (shortest - shortest / 100).saturating_sub(2 * MILLI)
+    }
+
     pub(super) fn longest_ttl(&self) -> u64 {
         let kept = self.at_ends.iter().filter_map(|it| match it {
             OnFinish::KeepFor(time) => Some(time.as_micros() as u64),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::caller::{Caller, Stage};
 use super::clock::{MILLI, SECOND};
+use super::link::BATCH;
 use super::process::ProcessId;
 use super::profile::Theme;
 use super::referee::fits_beside;
@@ -11,6 +12,7 @@ use super::world::{Event, KeyId, World};
 use crate::base::Mode;
 use crate::store::contract::{Op, Outcome, Owner};
 use crate::store::memory::Asking;
+use crate::store::send_window::Limits;
 
 /// Whose tickets stand, or who holds.
 pub(super) type Tickets = Vec<(Arc<str>, Owner)>;
@@ -65,7 +67,10 @@ impl World {
 
     fn gap_bound(&self) -> Option<u64> {
         let net = 8 * (self.profile.latency.1 + self.profile.reply_lag + self.profile.lateness);
-        if self.profile.theme == Theme::Calm {
+        // Where an answer may take longer than a lease lasts, callers are refused one after the other (D4), or keep the key
+        // from each other meanwhile. Nobody has it, and no time is too long for that before the net is quick.
+        let is_in_time = self.longest_answer() < self.profile.shortest_lease();
+        if self.profile.theme == Theme::Calm && is_in_time {
             // A key that is left to expire may last as long as a lease before it: the store never makes a
             // lease shorter than it was, or was extended to.
             let leaves = self.profile.keepers > 0 || self.profile.detached > 0;
@@ -84,6 +89,25 @@ impl World {
         let longest = longest + self.referee.stepped;
         let silence = self.profile.response_timeout + 2 * SECOND;
         self.calm.then_some(longest.max(RECHECK) + silence + net)
+    }
+
+    /// How long an answer may take. An op waits while as many calls are in flight as may be (G4): for one of these, and for
+    /// the calls of those before it. Each line has one op (O2), and beside it a renewal, or what its caller had left before.
+    fn longest_answer(&self) -> u64 {
+        let Limits {
+            requests, calls, ..
+        } = self.profile.limits;
+        let lines = match self.profile.has_shared() {
+            true => self.callers.len(),
+            false => self.keys.len(),
+        };
+        let ops = 2 * lines;
+        let turns = match ops <= calls {
+            true => 1,
+            false => 2 + ops / requests.saturating_mul(calls),
+        };
+        let trip = BATCH + 2 * self.profile.latency.1 + self.profile.reply_lag;
+        trip * turns as u64
     }
 
     /// Whose tickets stand, as the server has them.

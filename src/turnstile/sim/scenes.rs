@@ -5,6 +5,8 @@ use super::clock::{MILLI, SECOND};
 use super::profile::{Profile, Theme};
 use super::rng::Rng;
 use super::world::{Event, World};
+use crate::base::Mode;
+use crate::store::send_window::Limits;
 
 /// A quick net on which nothing fails, and nobody in it yet.
 fn scene(seed: u64, registries: usize, change: impl FnOnce(&mut Profile)) -> World {
@@ -130,5 +132,33 @@ fn w6_turns_go_round_registries() {
         let most = tenures.iter().max().copied().unwrap_or(0);
         assert!(least > 50, "seed {seed}: {tenures:?}");
         assert!(most - least <= 1 + most / 20, "seed {seed}: {tenures:?}");
+    }
+}
+
+/// Answers take longer than a lease lasts, and callers come one after the other: when one is refused after its third late
+/// win, the next one waits already. Nobody ever has the key, and nobody waits for longer than D4 allows.
+#[test]
+fn d4_callers_that_are_refused_one_after_the_other_are_not_starved() {
+    for seed in 0..20 {
+        let mode = [Mode::Exclusive, Mode::Shared][seed as usize % 2];
+        let ttl = 10 * MILLI;
+        let mut world = scene(seed, 1, |profile| {
+            profile.ttls = vec![ttl];
+            profile.latency = (5 * MILLI, 5 * MILLI);
+            profile.batches = false;
+            profile.limits = Limits::USUAL;
+            profile.modes = vec![mode];
+        });
+        for caller in 0..12 {
+            let at = 700 * MILLI + caller * 25 * MILLI;
+            let mut caller = Caller::standing(0, ttl);
+            caller.mode = mode;
+            comes(&mut world, at, caller);
+        }
+        let world = world
+            .run()
+            .unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+        let counts = world.referee.counts;
+        assert_eq!((counts.too_slow, counts.begun), (12, 0), "seed {seed}");
     }
 }
