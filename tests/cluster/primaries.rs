@@ -347,3 +347,40 @@ async fn a_busy_second_connection_is_kept() {
     next.unwrap().unwrap().release().await.unwrap();
     nothing_left(&cluster, &[&here, &there]).await;
 }
+
+/// Nodes that are silent for longer than the others wait are taken for dead, and nobody stands in for them. Whoever is
+/// left in a minority refuses, until all are there again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_outlasts_nodes_that_are_silent_for_a_while() {
+    for its_own in [false, true] {
+        let cluster = Cluster::without_replicas();
+        let registry = || {
+            let builder = builder(&cluster).ttl(3 * BOUND).wait(3 * BOUND);
+            builder.response_timeout(2 * BOUND).build().unwrap()
+        };
+        let (here, there) = (registry(), registry());
+        let home = cluster.home("lock:k");
+        let lease = here.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        queued(&here, "k").await;
+        let stopped: Vec<_> = (0..3).filter(|n| (*n == home) == its_own).collect();
+        let asked = if its_own { (home + 1) % 3 } else { home };
+        for n in &stopped {
+            cluster.server(*n).stop();
+        }
+        wait_until("they are taken for dead", BOUND, || {
+            let nodes: String = cluster.server(asked).ask(&["CLUSTER", "NODES"]);
+            nodes.matches("fail").count() >= stopped.len()
+        })
+        .await;
+        let release = tokio::spawn(lease.release());
+        sleep(ms(1_000)).await;
+        for n in &stopped {
+            cluster.server(*n).cont();
+        }
+        timeout(BOUND, release).await.unwrap().unwrap().unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        next.release().await.unwrap();
+        nothing_left(&cluster, &[&here, &there]).await;
+    }
+}
