@@ -48,7 +48,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::store::PostgresStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
-use support::{ms, on_a_steady_machine};
+use support::{again_if_it_stood_still, ms};
 use tokio_postgres::NoTls;
 
 const BOUND: Duration = Duration::from_secs(10);
@@ -66,7 +66,7 @@ fn builder(store: PostgresStore) -> LockRegistryBuilder {
 async fn registry(url: &str) -> LockRegistry {
     let made = Arc::new(OnceLock::new());
     let (url, making) = (url.to_owned(), made.clone());
-    on_a_steady_machine(move || {
+    again_if_it_stood_still(move || {
         let (url, made) = (url.clone(), making.clone());
         async move {
             let store = PostgresStore::connect(url).await.unwrap();

@@ -61,7 +61,9 @@ pub use rights::{least_rights, least_rights_at_sentinels};
 pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder};
 pub use shown::Tls;
-pub use steady::{on_a_steady_machine, on_a_steady_machine_blocking, stood_still};
+pub use steady::{
+    again_if_it_stood_still, on_a_steady_machine, on_a_steady_machine_blocking, stood_still,
+};
 
 pub const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)

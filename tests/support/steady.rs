@@ -1,7 +1,6 @@
 //! A test that measures time, on a machine that may stand still or be crowded.
 
 use std::any::Any;
-use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
@@ -27,6 +26,11 @@ const RUNS: u32 = 4;
 /// leases ran out in that time, and nothing came soon. On a machine that goes on, a failure is a failure.
 pub async fn on_a_steady_machine(test: impl AsyncFn()) {
     let _turn = turn();
+    again_if_it_stood_still(test).await;
+}
+
+/// The same for a part of a test, which does not wait until the machine has room.
+pub async fn again_if_it_stood_still(test: impl AsyncFn()) {
     for run in 1.. {
         let before = stood_still();
         match panic_of(test()).await {
@@ -81,37 +85,24 @@ const LONGEST: Duration = Duration::from_secs(20);
 const CROWDED: usize = 3;
 
 /// Held while a test runs.
-struct Turn {
-    /// Within a test that has one.
-    is_nested: bool,
-}
+struct Turn;
 
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-thread_local! {
-    static HAS_ONE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Waits until the machine has room for one more test. Most tests wait most of the time, so many run at a time; where
-/// many compute instead, or on a slow machine, fewer do.
+/// Waits until the machine has room for one more test, on this thread. Most tests wait most of the time, so many run at a
+/// time; where many compute instead, or on a slow machine, fewer do.
 fn turn() -> Turn {
     static DOOR: Mutex<()> = Mutex::new(());
-    let is_nested = HAS_ONE.replace(true);
-    if !is_nested {
-        let (_door, begin) = (DOOR.lock(), Instant::now());
-        let is_full = || RUNNING.load(Ordering::Relaxed) >= ALWAYS;
-        while is_full() && is_crowded() && begin.elapsed() < LONGEST {}
-        RUNNING.fetch_add(1, Ordering::Relaxed);
-    }
-    Turn { is_nested }
+    let (_door, begin) = (DOOR.lock(), Instant::now());
+    let is_full = || RUNNING.load(Ordering::Relaxed) >= ALWAYS;
+    while is_full() && is_crowded() && begin.elapsed() < LONGEST {}
+    RUNNING.fetch_add(1, Ordering::Relaxed);
+    Turn
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if !self.is_nested {
-            HAS_ONE.set(false);
-            RUNNING.fetch_sub(1, Ordering::Relaxed);
-        }
+        RUNNING.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
