@@ -26,7 +26,7 @@ const FLOOD: u64 = 200;
 /// How often a child looks whether its runtime is slow.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
-/// It is if a task goes on so late.
+/// A runtime is slow if one of its tasks goes on so late.
 const SLOW: Duration = Duration::from_millis(100);
 
 /// How long callers may take to see that the registry is closed, and its tasks to end.

@@ -29,7 +29,7 @@ pub async fn on_a_steady_machine(test: impl AsyncFn()) {
     again_if_it_stood_still(test).await;
 }
 
-/// The same for a part of a test, which does not wait until the machine has room.
+/// The same for a part of a test. It does not wait until the machine has room: that would stop the test's own runtime.
 pub async fn again_if_it_stood_still(test: impl AsyncFn()) {
     for run in 1.. {
         let before = stood_still();
@@ -77,11 +77,11 @@ fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
 /// So many tests run beside each other in any case.
 const ALWAYS: usize = 8;
 
-/// Nobody waits longer for a turn.
+/// No test waits longer for the others.
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// More begin only while no more threads than this wait for each processor: what takes one of them a millisecond takes
-/// all of them as many as they are.
+/// More begin only while no more threads than this are ready to run for each processor. Threads that share a processor
+/// are slower by their number.
 const CROWDED: usize = 3;
 
 /// Held while a test runs.

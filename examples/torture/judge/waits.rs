@@ -65,7 +65,7 @@ impl Waits {
         self.stops.entry(child).or_default().push(span);
     }
 
-    /// A task of its runtime was that late.
+    /// A task of the child's runtime was due at the beginning of this span, and went on at its end.
     pub(crate) fn slow(&mut self, child: Child, span: Span) {
         self.slow.entry(child).or_default().push(span);
     }
@@ -83,7 +83,7 @@ impl Waits {
         slow.max().unwrap_or(0)
     }
 
-    /// Those that ended late even for a machine that was so slow.
+    /// The waits that ended later than a machine explains that was as slow as [`slowest`](Self::slowest) says.
     pub(crate) fn forgotten(&self) -> &[String] {
         match self.latest_of_all > self.bound + self.slowest() {
             true => &self.forgotten,

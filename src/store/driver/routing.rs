@@ -249,7 +249,7 @@ impl<B: Backend> SearchTask<B> {
     }
 
     async fn find_map(&self) -> Result<SlotMap, StoreError> {
-        // A silent one leaves time for the others, however long an answer may take (G2).
+        // A node that is silent leaves time for the others, however long an answer may take (G2).
         let response_timeout = self.shared.config.response_timeout;
         let within = response_timeout.min(self.shared.backend.connect_timeout() / 3);
         if let Some(map) = self.ask_connected(within).await {
