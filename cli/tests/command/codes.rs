@@ -446,7 +446,7 @@ fn messages_are_lines_of_json_if_asked() {
     waiter.expect_said("\"event\":\"waiting\"");
     let late = run(
         &server.url(),
-        ["run", "--json", "--wait", "1s", "k", "--", "true"],
+        ["run", "--json", "--wait", "3s", "k", "--", "true"],
     );
     assert!(late.err.contains("\"code\":75"), "{}", late.err);
 }

@@ -81,7 +81,7 @@ fn a_lease_lasts_as_long_as_was_said() {
     assert_eq!(with_variable(&url, &["renew"], &line).code, Some(0));
     let left = server.pttl("lock:k");
     assert!(left > 550_000 && left <= 600_000, "{left}");
-    let busy = run(&url, ["hold", "-w", "1s", "-E", "9", "k"]);
+    let busy = run(&url, ["hold", "-w", "3s", "-E", "9", "k"]);
     assert_eq!((busy.code, &*busy.out), (Some(9), ""));
 }
 

@@ -59,7 +59,7 @@ fn the_options_of_flock_mean_the_same() {
         (done.code, done.out)
     };
     assert_eq!(code(&["-s", "-n"]), (Some(7), "k\n".to_owned()));
-    assert_eq!(code(&["-x", "-w", "1"]).0, Some(75));
+    assert_eq!(code(&["-x", "-w", "3"]).0, Some(75));
     assert_eq!(code(&["-n"]).0, Some(75));
     reader.signal(Signal::TERM);
     reader.end();
