@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use lockstream::LockRegistry;
 use lockstream::store::MemoryStore;
-use lockstream::{LockRegistry, LockRegistryBuilder};
 
 use crate::watch::{Builder, Watch};
 use crate::world::{PATIENCE, TTL, World, ms};
@@ -13,15 +13,6 @@ use crate::world::{PATIENCE, TTL, World, ms};
 pub(crate) struct Memory {
     store: MemoryStore,
     watch: Watch,
-}
-
-impl Memory {
-    fn unwatched(&self) -> LockRegistryBuilder {
-        LockRegistry::builder(self.store.clone())
-            .ttl(TTL)
-            .wait(PATIENCE)
-            .response_timeout(PATIENCE)
-    }
 }
 
 impl World for Memory {
@@ -48,7 +39,9 @@ impl World for Memory {
     }
 
     fn lazy_builder(&self) -> Builder {
-        self.watch.over(self.unwatched())
+        let builder = LockRegistry::builder(self.store.clone());
+        let builder = builder.ttl(TTL).wait(PATIENCE);
+        self.watch.over(builder.response_timeout(PATIENCE))
     }
 
     fn set_offline(&self, offline: bool) {
@@ -63,20 +56,8 @@ impl World for Memory {
         self.store.expire(key);
     }
 
-    /// On a runtime of its own, and nobody wakes its timers once that is gone. Its clock is the real one, which agrees
-    /// with a paused clock only as long as that has not moved on.
     fn crashed_holder(&self, key: &str, ttl: Duration) {
-        // Unwatched: a dead process does not tell its end.
-        let lock = self.unwatched().build().unwrap().obtain(key).ttl(ttl);
-        let dies = std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_time()
-                .build()
-                .unwrap();
-            let lease = runtime.block_on(lock.lease()).unwrap();
-            std::mem::forget((lease, lock));
-        });
-        dies.join().unwrap();
+        self.store.dead_holder(key, ttl);
     }
 
     fn dead_waiter(&self, key: &str) {

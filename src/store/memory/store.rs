@@ -85,16 +85,28 @@ impl MemoryStore {
     #[cfg(feature = "test-util")]
     #[doc(hidden)]
     pub fn dead_waiter(&self, key: &str, ttl: Duration) {
+        let (owner, score) = (Owner::exclusive(1), None);
+        self.dead_has_asked(key, &Op::Enter { owner, ttl, score });
+    }
+
+    /// A registry of the usual prefix has taken a key that is free, and is gone without a word.
+    #[cfg(feature = "test-util")]
+    #[doc(hidden)]
+    pub fn dead_holder(&self, key: &str, ttl: Duration) {
+        let owner = Owner::exclusive(2);
+        self.dead_has_asked(key, &Op::Attempt { owner, ttl });
+    }
+
+    #[cfg(feature = "test-util")]
+    fn dead_has_asked(&self, key: &str, op: &Op) {
         let asking = Asking {
             prefix: &"lock".into(),
             instance: &"dead".into(),
             key: &key.into(),
             now: self.shared.now(),
         };
-        let (owner, score) = (Owner::exclusive(1), None);
-        let op = Op::Enter { owner, ttl, score };
         let mut state = self.shared.lock();
-        drop(state.keyspace.apply(asking, &op, &|_| true));
+        drop(state.keyspace.apply(asking, op, &|_| true));
     }
 
     /// Deletes all data, fences too, as a server that restarts without its data: the connection of every registry
