@@ -78,6 +78,10 @@ async fn storm(locks: LockRegistry, shared: Shared, mut seed: u64) {
             _ => timeout(patience, lock.lease_once()).await.is_ok(),
         };
     }
+    // Who stays is served, and works. On a slow machine nobody else may have.
+    let lock = locks.obtain("k").wait(BOUND);
+    let staying = lock.with_lease(|lease| shared.work(lease, Duration::ZERO));
+    staying.await.unwrap();
 }
 
 async fn storms(registries: &[LockRegistry]) {
