@@ -193,10 +193,13 @@ impl Place {
         let fence = format!("{prefix}:~fence");
         let delete = async {
             let client = redis::Client::open(&**url)?;
-            let mut connection = client.get_multiplexed_async_connection().await?;
+            let patient = redis::AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(PATIENCE))
+                .set_response_timeout(Some(PATIENCE));
+            let connecting = client.get_multiplexed_async_connection_with_config(&patient);
             redis::cmd("DEL")
                 .arg(&fence)
-                .exec_async(&mut connection)
+                .exec_async(&mut connecting.await?)
                 .await
         };
         if let Err(error) = delete.await {

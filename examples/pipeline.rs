@@ -42,6 +42,9 @@ const MOVEMENTS: u64 = 20;
 /// What passes between reading a balance and writing it.
 const THINKING: Duration = Duration::from_millis(3);
 
+/// How long the server may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(
@@ -301,7 +304,11 @@ async fn run(
     stop: &mut (impl Future<Output = ()> + Unpin),
 ) -> Result<Outcome, Error> {
     let client = redis::Client::open(url)?;
-    let mut redis = client.get_multiplexed_async_connection().await?;
+    let patient = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE));
+    let connect = || client.get_multiplexed_async_connection_with_config(&patient);
+    let mut redis = connect().await?;
     let names = Names {
         prefix: format!("{prefix}:{locks}"),
     };
@@ -312,8 +319,8 @@ async fn run(
         consumers.push(Consumer {
             name: format!("consumer-{number}"),
             names: names.clone(),
-            work: client.get_multiplexed_async_connection().await?,
-            reading: client.get_multiplexed_async_connection().await?,
+            work: connect().await?,
+            reading: connect().await?,
             locks: locks.then_some(registry),
         });
     }

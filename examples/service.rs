@@ -23,8 +23,10 @@ async fn main() -> ExitCode {
         },
         Err(_) => LockRegistry::in_memory(),
     };
+    // First, so that no signal comes before somebody listens.
+    let asked = asked_to_end();
     let working = tokio::spawn(serve(locks.clone()));
-    asked_to_end().await;
+    asked.await;
     println!("ending: what is held may end");
     // Less than what is left before a kill: 30 s in Kubernetes, 90 s in systemd. Then the rest is cut off.
     locks.drain(Duration::from_secs(20)).await;
@@ -56,16 +58,22 @@ async fn sweep() {
     println!("swept");
 }
 
-async fn asked_to_end() {
+/// Resolves at a Ctrl-C or SIGTERM, and at one that came before it is polled.
+fn asked_to_end() -> impl Future<Output = ()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut term = signal(SignalKind::terminate()).expect("SIGTERM can be caught");
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = term.recv() => {}
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        let [mut int, mut term] = kinds.map(|kind| signal(kind).expect("it can be caught"));
+        async move {
+            tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
         }
     }
     #[cfg(not(unix))]
-    let _ = tokio::signal::ctrl_c().await;
+    async {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }

@@ -32,6 +32,11 @@ fn example(name: &str) -> Command {
     command
 }
 
+/// For examples that do not say how soon they are answered: a server may stand still for a while.
+fn patient_url(server: &RedisServer) -> String {
+    format!("{}?response_timeout=10", server.url())
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("examples speak UTF-8")
 }
@@ -78,7 +83,8 @@ fn quickstart_in_one_process() {
 fn quickstart_in_four_processes() {
     let server = RedisServer::start();
     let mut command = example("quickstart");
-    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    command.env("REDIS_URL", patient_url(&server));
+    let output = command.output().unwrap();
     assert_money_is_lost_without_locks_alone(&output);
     assert!(text(&output.stdout).contains("4 processes"));
     assert_eq!(server.keys("*"), [""; 0]);
@@ -243,7 +249,7 @@ fn quickstart_interrupted_leaves_nothing() {
     let folder = TempDir::new().unwrap();
     let file = many_transfers(&folder);
     let mut command = example("quickstart");
-    command.arg(&file).env("REDIS_URL", server.url());
+    command.arg(&file).env("REDIS_URL", patient_url(&server));
     // What is printed right before the run with locks, which takes its time.
     let (code, rest) = signalled(command, "without locks", Signal::INT);
     assert_eq!(code, Some(130), "{rest}");
@@ -358,7 +364,7 @@ fn the_leader_interrupted_leaves_nothing() {
     let server = RedisServer::start();
     for signal in [Signal::INT, Signal::TERM] {
         let mut command = example("leader");
-        command.env("REDIS_URL", server.url());
+        command.env("REDIS_URL", patient_url(&server));
         let (code, rest) = signalled(command, "a lead that is not renewed", signal);
         assert_eq!(code, Some(130), "{rest}");
         assert_eq!(server.keys("*"), [""; 0]);
@@ -370,7 +376,8 @@ fn the_leader_interrupted_leaves_nothing() {
 fn the_pipeline_is_in_order_with_locks_alone() {
     let server = RedisServer::start();
     let mut command = example("pipeline");
-    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    command.env("REDIS_URL", patient_url(&server));
+    let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     assert_eq!(row(&output, "movements applied"), ["120", "120"]);
     let [without, with] = row(&output, "out of order");
@@ -394,7 +401,7 @@ fn the_pipeline_interrupted_leaves_nothing() {
         .args(["-c", "read -r go && exec \"$0\""])
         .arg(example("pipeline").get_program())
         .current_dir(std::env::temp_dir())
-        .env("REDIS_URL", server.url())
+        .env("REDIS_URL", patient_url(&server))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()

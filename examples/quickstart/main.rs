@@ -134,7 +134,7 @@ async fn compare(file: &Path) -> Result<ExitCode, Error> {
     let transfers = Transfers::read(file).await?;
     let place = Place::find().await?;
     // From here on a signal is kept until somebody looks, also between the runs.
-    let stop: Stop = tokio::spawn(interrupted()).map(drop).boxed().shared();
+    let stop: Stop = interrupted().boxed().shared();
     report::opening(&transfers, &place);
     let without = run(&transfers, &place, false, &stop).await?;
     let with = run(&transfers, &place, true, &stop).await;
@@ -181,17 +181,22 @@ async fn run(
 /// Resolves when the user wants it to end.
 type Stop = Shared<BoxFuture<'static, ()>>;
 
-/// Resolves at a Ctrl-C or SIGTERM.
-async fn interrupted() {
+/// Resolves at a Ctrl-C or SIGTERM, and at one that came before it is polled.
+fn interrupted() -> impl Future<Output = ()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        let mut term = signal(SignalKind::terminate()).expect("SIGTERM can be caught");
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = term.recv() => {}
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+        let [mut int, mut term] = kinds.map(|kind| signal(kind).expect("it can be caught"));
+        async move {
+            tokio::select! {
+                _ = int.recv() => {}
+                _ = term.recv() => {}
+            }
         }
     }
     #[cfg(not(unix))]
-    let _ = tokio::signal::ctrl_c().await;
+    async {
+        let _ = tokio::signal::ctrl_c().await;
+    }
 }

@@ -26,6 +26,9 @@ const NO_LOCKS: &str = "-";
 /// The name of the file in a run's folder.
 const FILE: &str = "transfers.csv";
 
+/// How long the server may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// How long children may take to release what they hold and go.
 const PARTING: Duration = Duration::from_secs(5);
 
@@ -80,10 +83,13 @@ impl Server {
         let fence = format!("{}:~fence", self.prefix);
         let delete = async {
             let client = redis::Client::open(&*self.url)?;
-            let mut connection = client.get_multiplexed_async_connection().await?;
+            let patient = redis::AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(PATIENCE))
+                .set_response_timeout(Some(PATIENCE));
+            let connecting = client.get_multiplexed_async_connection_with_config(&patient);
             redis::cmd("DEL")
                 .arg(&fence)
-                .exec_async(&mut connection)
+                .exec_async(&mut connecting.await?)
                 .await
         };
         if let Err(error) = delete.await {

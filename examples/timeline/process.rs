@@ -5,6 +5,7 @@
 
 use std::io::{BufRead, Write};
 use std::process::Stdio;
+use std::time::Duration;
 
 use lockstream::LockRegistry;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
@@ -135,15 +136,21 @@ fn say(line: impl std::fmt::Display) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
+/// How long the server may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Takes away the one key that locks leave behind: the counter of fencing tokens.
 async fn tidy(url: &str, prefix: &str) {
     let fence = format!("{prefix}:~fence");
     let delete = async {
         let client = redis::Client::open(url)?;
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        let patient = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(PATIENCE))
+            .set_response_timeout(Some(PATIENCE));
+        let connecting = client.get_multiplexed_async_connection_with_config(&patient);
         redis::cmd("DEL")
             .arg(&fence)
-            .exec_async(&mut connection)
+            .exec_async(&mut connecting.await?)
             .await
     };
     if let Err(error) = delete.await {

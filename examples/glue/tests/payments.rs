@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{RedisServer, wait_until_blocking};
+use support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 use ureq::Agent;
 
 /// For what takes some round trips and a busy machine.
@@ -125,49 +125,51 @@ fn until_locked(server: &RedisServer, order: u32) {
 /// Sixteen requests for one order, half of them to each instance, at the same time.
 #[test]
 fn an_order_is_paid_once_by_two_instances() {
-    let server = RedisServer::start();
-    let instances = [(); 2].map(|()| Instance::start(&server, 1_000));
-    let together = Barrier::new(16);
-    let answers: Vec<(u16, String)> = thread::scope(|scope| {
-        let asking = (0..16).map(|index| {
-            let (instance, together) = (&instances[index % 2], &together);
-            scope.spawn(move || {
-                together.wait();
-                instance.pay(42)
-            })
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let instances = [(); 2].map(|()| Instance::start(&server, 1_000));
+        let together = Barrier::new(16);
+        let answers: Vec<(u16, String)> = thread::scope(|scope| {
+            let asking = (0..16).map(|index| {
+                let (instance, together) = (&instances[index % 2], &together);
+                scope.spawn(move || {
+                    together.wait();
+                    instance.pay(42)
+                })
+            });
+            let asking: Vec<_> = asking.collect();
+            asking.into_iter().map(|it| it.join().unwrap()).collect()
         });
-        let asking: Vec<_> = asking.collect();
-        asking.into_iter().map(|it| it.join().unwrap()).collect()
-    });
-    let of = |wanted: u16| answers.iter().filter(move |(status, _)| *status == wanted);
-    assert_eq!(of(201).count(), 1, "{answers:?}");
-    assert!(of(409).count() >= 1, "{answers:?}");
-    assert!(
-        of(409).all(|(_, said)| said.contains("order:42")),
-        "{answers:?}"
-    );
-    let receipt = "order 42 paid by charge 1";
-    // Who came when it was paid already has the same receipt.
-    assert!(
-        of(201).chain(of(200)).all(|(_, said)| said == receipt),
-        "{answers:?}"
-    );
-    assert_eq!(
-        of(201).count() + of(409).count() + of(200).count(),
-        16,
-        "{answers:?}"
-    );
-    assert_eq!(
-        (charges(&server, 42), stored(&server, 42).as_deref()),
-        (1, Some(receipt))
-    );
+        let of = |wanted: u16| answers.iter().filter(move |(status, _)| *status == wanted);
+        assert_eq!(of(201).count(), 1, "{answers:?}");
+        assert!(of(409).count() >= 1, "{answers:?}");
+        assert!(
+            of(409).all(|(_, said)| said.contains("order:42")),
+            "{answers:?}"
+        );
+        let receipt = "order 42 paid by charge 1";
+        // Who came when it was paid already has the same receipt.
+        assert!(
+            of(201).chain(of(200)).all(|(_, said)| said == receipt),
+            "{answers:?}"
+        );
+        assert_eq!(
+            of(201).count() + of(409).count() + of(200).count(),
+            16,
+            "{answers:?}"
+        );
+        assert_eq!(
+            (charges(&server, 42), stored(&server, 42).as_deref()),
+            (1, Some(receipt))
+        );
 
-    // Later the lock is free, and keeps nobody from paying again. The store does.
-    assert!(!is_locked(&server, 42));
-    for instance in &instances {
-        assert_eq!(instance.pay(42), (200, receipt.to_owned()));
-    }
-    assert_eq!(charges(&server, 42), 1);
+        // Later the lock is free, and keeps nobody from paying again. The store does.
+        assert!(!is_locked(&server, 42));
+        for instance in &instances {
+            assert_eq!(instance.pay(42), (200, receipt.to_owned()));
+        }
+        assert_eq!(charges(&server, 42), 1);
+    });
 }
 
 /// Whoever holds the lock, as long as it is held, at either instance; other orders are paid meanwhile.
@@ -214,36 +216,40 @@ fn a_request_whose_lease_is_lost_is_stopped() {
 /// Somebody who heeds no lock has paid meanwhile: that is what counts, and the charge is paid back.
 #[test]
 fn a_payment_is_stored_once_whatever_the_lock_knows() {
-    let server = RedisServer::start();
-    let instance = Instance::start(&server, 5_000);
-    thread::scope(|scope| {
-        let first = scope.spawn(|| instance.pay(6));
-        until_locked(&server, 6);
-        server.cmd(&["HSET", "shop:paid", "6", "paid in cash"]);
-        assert_eq!(first.join().unwrap(), (200, "paid in cash".to_owned()));
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let instance = Instance::start(&server, 5_000);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| instance.pay(6));
+            until_locked(&server, 6);
+            server.cmd(&["HSET", "shop:paid", "6", "paid in cash"]);
+            assert_eq!(first.join().unwrap(), (200, "paid in cash".to_owned()));
+        });
+        assert_eq!(charges(&server, 6), 0);
+        assert_eq!(stored(&server, 6).as_deref(), Some("paid in cash"));
     });
-    assert_eq!(charges(&server, 6), 0);
-    assert_eq!(stored(&server, 6).as_deref(), Some("paid in cash"));
 }
 
 /// Its lock is free when the ttl is over, and the other instance pays.
 #[test]
 fn the_order_of_a_killed_instance_is_paid_by_the_other() {
-    let server = RedisServer::start();
-    let mut hangs = Instance::start(&server, NEVER);
-    let other = Instance::start(&server, 1);
-    let _asking = hangs.ask(9);
-    until_locked(&server, 9);
-    hangs.child.kill().unwrap();
-    hangs.child.wait().unwrap();
-    let mut answers = Vec::new();
-    wait_until_blocking("the other pays", BOUND, || {
-        let (status, _) = other.pay(9);
-        answers.push(status);
-        status != 409
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let mut hangs = Instance::start(&server, NEVER);
+        let other = Instance::start(&server, 1);
+        let _asking = hangs.ask(9);
+        until_locked(&server, 9);
+        hangs.child.kill().unwrap();
+        hangs.child.wait().unwrap();
+        let mut answers = Vec::new();
+        wait_until_blocking("the other pays", BOUND, || {
+            let (status, _) = other.pay(9);
+            answers.push(status);
+            status != 409
+        });
+        assert_eq!(answers.last(), Some(&201), "{answers:?}");
+        assert_eq!(charges(&server, 9), 1);
     });
-    assert_eq!(answers.last(), Some(&201), "{answers:?}");
-    assert_eq!(charges(&server, 9), 1);
 }
 
 /// A client that hangs up takes its request along: the order is free, and nothing was paid.
@@ -262,17 +268,19 @@ fn a_client_that_hangs_up_frees_the_order() {
 /// At SIGTERM a request that is being handled is answered, and nothing stays locked.
 #[test]
 fn an_instance_ends_well() {
-    let server = RedisServer::start();
-    let mut instance = Instance::start(&server, 1_000);
-    let asking = instance.ask(12);
-    until_locked(&server, 12);
-    instance.signal(Signal::TERM);
-    let mut answer = BufReader::new(asking).lines();
-    assert_eq!(answer.next().unwrap().unwrap(), "HTTP/1.1 201 Created");
-    drop(answer);
-    assert!(instance.end().success());
-    assert_eq!(instance.lines.next().unwrap().unwrap(), "ended");
-    assert!(!is_locked(&server, 12) && stored(&server, 12).is_some());
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let mut instance = Instance::start(&server, 1_000);
+        let asking = instance.ask(12);
+        until_locked(&server, 12);
+        instance.signal(Signal::TERM);
+        let mut answer = BufReader::new(asking).lines();
+        assert_eq!(answer.next().unwrap().unwrap(), "HTTP/1.1 201 Created");
+        drop(answer);
+        assert!(instance.end().success());
+        assert_eq!(instance.lines.next().unwrap().unwrap(), "ended");
+        assert!(!is_locked(&server, 12) && stored(&server, 12).is_some());
+    });
 }
 
 /// An order has one way to be written, and so one lock.

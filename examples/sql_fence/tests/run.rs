@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{PgServer, RedisServer, wait_until_blocking};
+use support::{PgServer, RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockstream-sql-fence"));
@@ -77,33 +77,35 @@ fn assert_late_writes_are_refused(output: &Output) {
 /// What a look at the token lets through, a fence does not: whoever comes next waits for the end of the transaction.
 #[test]
 fn in_postgres_a_look_is_not_enough_and_a_fence_is() {
-    let server = PgServer::start();
-    let output = program()
-        .env("DATABASE_URL", server.url())
-        .output()
-        .unwrap();
-    let printed = String::from_utf8(output.stdout.clone()).unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let (look, fence) = printed
-        .split_once("with a fence")
-        .expect("both runs are printed");
-    assert!(
-        look.contains("the balance is 130: and should be 79"),
-        "{printed}"
-    );
-    assert!(fence.contains("the balance is 79: right"), "{printed}");
-    let line = |text: &str, what: &str| {
-        text.find(what)
-            .unwrap_or_else(|| panic!("no {what:?}: {printed}"))
-    };
-    assert!(line(look, "quick  wrote 49") < line(look, "slow   goes on"));
-    assert!(line(fence, "slow   goes on") < line(fence, "quick  has the lock"));
-    assert_eq!(
-        server
-            .rows("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'sql_fence%'")
-            .len(),
-        0
-    );
+    on_a_steady_machine_blocking(|| {
+        let server = PgServer::start();
+        let output = program()
+            .env("DATABASE_URL", server.url())
+            .output()
+            .unwrap();
+        let printed = String::from_utf8(output.stdout.clone()).unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let (look, fence) = printed
+            .split_once("with a fence")
+            .expect("both runs are printed");
+        assert!(
+            look.contains("the balance is 130: and should be 79"),
+            "{printed}"
+        );
+        assert!(fence.contains("the balance is 79: right"), "{printed}");
+        let line = |text: &str, what: &str| {
+            text.find(what)
+                .unwrap_or_else(|| panic!("no {what:?}: {printed}"))
+        };
+        assert!(line(look, "quick  wrote 49") < line(look, "slow   goes on"));
+        assert!(line(fence, "slow   goes on") < line(fence, "quick  has the lock"));
+        assert_eq!(
+            server
+                .rows("SELECT 1 FROM pg_namespace WHERE nspname LIKE 'sql_fence%'")
+                .len(),
+            0
+        );
+    });
 }
 
 #[test]
