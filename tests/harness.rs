@@ -342,6 +342,7 @@ fn a_blackhole_swallows_each_way_for_itself() {
     let mut fresh = connect(proxy.port());
     fresh.write_all(b"PING\r\n").unwrap();
     assert_silent(&mut fresh);
+    wait_until_blocking("both are connected", BOUND, || server.clients().len() == 2);
     // Not even that the client is gone gets through.
     drop((stream, fresh));
     std::thread::sleep(NOTHING_COMES);

@@ -54,7 +54,7 @@ fn registry(builder: RedisStoreBuilder) -> LockRegistry {
     let store = builder.connect_lazy().unwrap();
     // Leases outlive the pauses between attempts to connect, and are renewed after each of them.
     let locks = LockRegistry::builder(store).ttl(Duration::from_secs(15));
-    locks.build().unwrap()
+    locks.response_timeout(BOUND).build().unwrap()
 }
 
 /// The connections of a user.
@@ -360,33 +360,36 @@ async fn every_connection_to_a_cluster_rotates() {
 #[cfg(feature = "sentinel")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_sentinels_the_primary_s_credentials_rotate() {
-    use crate::support::{Passwords, Watched};
+    use crate::support::{Passwords, Watched, on_a_steady_machine};
 
-    let watched = Watched::start_with(Some(Passwords {
-        server: "first",
-        sentinel: "theirs",
-    }));
-    know(watched.primary(), "lockstream", &password(0));
-    know(watched.primary(), "another", "s3kret0");
-    let (rotate, newest) = watch::channel(credentials(0));
-    let builder = RedisStore::builder(watched.url()).credentials(newest);
-    let locks = registry(builder);
-    let lease = locks.obtain("k").lease().await.unwrap();
-    let before = connections(watched.primary(), "lockstream");
-    rotate.send(Credentials::new("another", "s3kret0")).unwrap();
-    wait_until("it is the other user's", BOUND, || {
-        are_anothers(watched.primary(), &before)
+    on_a_steady_machine(async || {
+        let watched = Watched::start_with(Some(Passwords {
+            server: "first",
+            sentinel: "theirs",
+        }));
+        know(watched.primary(), "lockstream", &password(0));
+        know(watched.primary(), "another", "s3kret0");
+        let (rotate, newest) = watch::channel(credentials(0));
+        let builder = RedisStore::builder(watched.url()).credentials(newest);
+        let locks = registry(builder);
+        let lease = locks.obtain("k").lease().await.unwrap();
+        let before = connections(watched.primary(), "lockstream");
+        rotate.send(Credentials::new("another", "s3kret0")).unwrap();
+        wait_until("it is the other user's", BOUND, || {
+            are_anothers(watched.primary(), &before)
+        })
+        .await;
+        watched.primary().cmd(&["ACL", "DELUSER", "lockstream"]);
+        for id in before {
+            watched
+                .primary()
+                .cmd(&["CLIENT", "KILL", "ID", &id.to_string()]);
+        }
+        wait_until("it is back", LATER, || {
+            !connections(watched.primary(), "another").is_empty()
+        })
+        .await;
+        lease.release().await.unwrap();
     })
     .await;
-    watched.primary().cmd(&["ACL", "DELUSER", "lockstream"]);
-    for id in before {
-        watched
-            .primary()
-            .cmd(&["CLIENT", "KILL", "ID", &id.to_string()]);
-    }
-    wait_until("it is back", LATER, || {
-        !connections(watched.primary(), "another").is_empty()
-    })
-    .await;
-    lease.release().await.unwrap();
 }

@@ -86,7 +86,8 @@ async fn the_rights_that_are_told_are_enough() {
     let connect = || {
         let url = cluster.url_with("lockstream:password@");
         let store = RedisStore::connect_lazy(url).unwrap();
-        LockRegistry::builder(store).build().unwrap()
+        let builder = LockRegistry::builder(store).response_timeout(BOUND);
+        builder.build().unwrap()
     };
     let (here, there) = (connect(), connect());
     let lease = here.obtain("k").lease().await.unwrap();
@@ -105,7 +106,8 @@ async fn the_rights_that_are_told_are_enough() {
     let connect = || {
         let url = cluster.url_with("lockstream:password@");
         let store = RedisStore::connect_lazy(url).unwrap();
-        LockRegistry::builder(store).build().unwrap()
+        let builder = LockRegistry::builder(store).response_timeout(BOUND);
+        builder.build().unwrap()
     };
     let (here, there) = (connect(), connect());
     let lease = here.obtain("k").lease().await.unwrap();
@@ -127,7 +129,8 @@ async fn without_the_right_to_subscribe_a_waiter_gets_the_lock_by_asking() {
     let connect = || {
         let url = cluster.url_with("lockstream:password@");
         let store = RedisStore::connect_lazy(url).unwrap();
-        LockRegistry::builder(store).build().unwrap()
+        let builder = LockRegistry::builder(store).response_timeout(BOUND);
+        builder.build().unwrap()
     };
     let (here, there) = (connect(), connect());
     let home = cluster.server(cluster.home("lock:k"));

@@ -65,6 +65,7 @@ async fn a_primary_is_killed_while_a_lock_is_held_and_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_is_killed_while_several_hold_and_wait() {
     let mut cluster = Cluster::start();
+    cluster.let_replicas_stand_in(false);
     let (here, there) = (
         builder(&cluster).build().unwrap(),
         builder(&cluster).build().unwrap(),
@@ -96,6 +97,7 @@ async fn a_primary_is_killed_while_several_hold_and_wait() {
     }
     let _: u64 = cluster.server(home).ask(&["WAIT", "1", "5000"]);
     cluster.server_mut(home).kill();
+    cluster.let_replicas_stand_in(true);
     cluster.wait_for_promotion(home + 3);
 
     for key in ["{k}:read", "{k}:permits", "{k}:group"] {
@@ -129,6 +131,7 @@ async fn a_primary_is_killed_while_several_hold_and_wait() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_primary_hands_over_under_load() {
     let cluster = Cluster::start();
+    cluster.let_replicas_stand_in(false);
     let registries = [
         builder(&cluster).build().unwrap(),
         builder(&cluster).build().unwrap(),

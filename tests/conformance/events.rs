@@ -168,10 +168,18 @@ pub(crate) async fn passes_are_told(w: &dyn World) {
 
 pub(crate) async fn renewals_are_told_and_the_last_is(w: &dyn World) {
     let registry = w.registry().await;
-    let mut events = registry.events();
     let twice = Renewal::watchdog().max_renewals(2);
     let lock = registry.obtain("k").ttl(ms(1500)).renewal(twice);
-    let lease = lock.lease().await.unwrap();
+    let (mut events, lease) = loop {
+        let events = registry.events();
+        let lease = lock.lease().await.unwrap();
+        // One of which less than half is left is renewed at once, and that is told, too (W3).
+        if lease.deadline() - Instant::now() > ms(1000) {
+            break (events, lease);
+        }
+        let _ = lease.release().await;
+        idle(&registry).await;
+    };
     let mut deadlines = vec![lease.deadline()];
     assert!(lease.lost().await.is_lost());
     let told = told_until(&mut events, "lost").await;
@@ -547,10 +555,10 @@ pub(crate) async fn three_of_which_one_waits_too_short(w: &dyn World) {
     let [first, second, refused] = &all[..] else {
         panic!("{all:?}");
     };
-    for (told, waited) in [(first, 0), (second, 2000)] {
+    for (told, waited) in [(first, 0), (second, 3000)] {
         assert_names(told, &["waiting", "acquired", "released"]);
         assert_time(&told[1], ms(waited), 2 * w.late());
     }
     assert_names(refused, &["waiting", "gave up"]);
-    assert_time(&refused[1], ms(3000), w.late());
+    assert_time(&refused[1], ms(5200), w.late());
 }

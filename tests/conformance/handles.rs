@@ -114,7 +114,7 @@ pub(crate) async fn many_that_share_a_handle_meet_nobody(w: &dyn World) {
         (here.obtain("k").permits(2), 2),
     ];
     for (lock, most) in locks {
-        let lock = Arc::new(lock.wait(ms(2000)));
+        let lock = Arc::new(lock);
         let writer = there.obtain("k");
         let inside = Arc::new(AtomicUsize::new(0));
         let tasks = (0..8).map(|n| {
@@ -162,14 +162,14 @@ pub(crate) async fn who_has_lost_does_not_release_the_next(w: &dyn World) {
     let registry = w.registry().await;
     let handles = [registry.obtain("k"), registry.obtain("k").shared()];
     for lock in handles {
-        let lock = lock.ttl(ms(1300));
+        let lock = lock.ttl(ms(2500));
         assert!(lock.acquire().await.unwrap());
         // By then it would be had, if it were another handle's.
         let begin = Instant::now();
         if lock.inspect().await.unwrap().holders[0].mode == Mode::Exclusive {
             assert_err!(lock.acquire().await, HandleInUse, "k");
         }
-        tokio::time::sleep_until(begin + ms(1300)).await;
+        tokio::time::sleep_until(begin + ms(2500)).await;
         // One that was long in coming was renewed once (W3).
         eventually("its lease is over", async || {
             let keys = registry.snapshot().keys;

@@ -110,7 +110,12 @@ pub(crate) async fn released_leases_are_not_renewed(w: &dyn World) {
         if round % 2 == 0 {
             drop(lease);
         } else {
-            lease.release().await.unwrap();
+            // Where an answer takes long, the lease may be over before it comes.
+            match lease.release().await {
+                Ok(()) => {}
+                Err(LockError::Lost { .. } | LockError::Store { .. }) if !w.is_paused() => {}
+                Err(error) => panic!("{error}"),
+            }
         }
     }
     free(&lock).await;

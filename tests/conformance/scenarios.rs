@@ -39,7 +39,7 @@ pub(crate) async fn of_five_that_ask_once_one_gets_it(w: &dyn World) {
 /// One caller: acquires, works, releases. Tells whether it got the lock, and when the work began.
 async fn caller(
     registry: &LockRegistry,
-    wait: Duration,
+    (work, wait): (Duration, Duration),
     working: &RefCell<Vec<(Instant, Instant)>>,
 ) -> Result<bool, LockError> {
     let lock = registry.obtain("k").ttl(ms(10_000));
@@ -47,7 +47,7 @@ async fn caller(
         return Ok(false);
     }
     let begin = Instant::now();
-    sleep(WORK).await;
+    sleep(work).await;
     assert!(lock.is_acquired());
     working.borrow_mut().push((begin, Instant::now()));
     lock.release().await
@@ -68,7 +68,7 @@ pub(crate) async fn three_that_wait_take_turns(w: &dyn World) {
     let wait = Duration::from_secs(30);
     let callers: FuturesUnordered<_> = registries
         .iter()
-        .map(|registry| caller(registry, wait, &working))
+        .map(|registry| caller(registry, (WORK, wait), &working))
         .collect();
     let took = StepVerifier::try_create(callers)
         .expect_no_event(WORK - ms(10))
@@ -86,13 +86,14 @@ pub(crate) async fn three_that_wait_take_turns(w: &dyn World) {
     assert_one_after_the_other(&working.borrow());
 }
 
-/// Three callers work 2 s each and wait 3 s: the third's turn would come after 4 s.
+/// Three callers work 3 s each and wait 5.2 s: the third's turn would come after 6 s.
 pub(crate) async fn of_three_that_wait_too_short_one_is_refused(w: &dyn World) {
+    let (work, wait) = (ms(3000), ms(5200));
     let registries: [_; 3] = w.registries().await;
     let working = RefCell::default();
     let callers: FuturesUnordered<_> = registries
         .iter()
-        .map(|registry| caller(registry, ms(3000), &working))
+        .map(|registry| caller(registry, (work, wait), &working))
         .collect();
     let begin = Instant::now();
     let mut refused_at = None;
@@ -102,21 +103,18 @@ pub(crate) async fn of_three_that_wait_too_short_one_is_refused(w: &dyn World) {
             *told = Some(begin.elapsed());
         }
     }))
-    .expect_no_event(WORK - ms(10))
+    .expect_no_event(work - ms(10))
     .expect_next(true)
-    .expect_no_event(ms(900).saturating_sub(w.late()))
+    .expect_no_event((wait - work - ms(100)).saturating_sub(2 * w.late()))
     .expect_next(false)
     .expect_next(true)
     .expect_complete()
     .verify()
     .await;
     let refused_at = refused_at.unwrap();
+    assert!(refused_at >= wait, "given up early, after {refused_at:?}");
     assert!(
-        refused_at >= ms(3000),
-        "given up early, after {refused_at:?}"
-    );
-    assert!(
-        refused_at <= ms(3000) + w.late(),
+        refused_at <= wait + w.late(),
         "given up late, after {refused_at:?}"
     );
     assert_eq!(working.borrow().len(), 2);

@@ -241,7 +241,7 @@ pub(crate) async fn who_keeps_a_key_is_named(w: &dyn World) {
 pub(crate) async fn a_fixed_lease_that_ends_says_why(w: &dyn World) {
     let registry = w.registry().await;
     let mut events = registry.events();
-    let lock = registry.obtain("k").ttl(ms(1000));
+    let lock = registry.obtain("k").ttl(ms(3000));
     let lost = std::future::pending::<()>().with_lock(&lock).await;
     let error = assert_err!(lost, Lost, "k");
     assert_eq!(cause(&error), LossCause::FixedTtl);

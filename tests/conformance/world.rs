@@ -217,6 +217,17 @@ pub(crate) fn assert_took(begin: Instant, expected: Duration, late: Duration) {
     );
 }
 
+/// [`assert_took`] for a key that is kept. Its time begins after `begin`, and has begun when the work was `done`, however
+/// long the store took for that.
+#[track_caller]
+pub(crate) fn assert_was_kept(begin: Instant, done: Instant, expected: Duration, late: Duration) {
+    let (most, least) = (begin.elapsed(), done.elapsed());
+    assert!(
+        most + ms(1) >= expected && least <= expected + late + ms(1),
+        "took {least:?} to {most:?} instead of {expected:?}, at most {late:?} late"
+    );
+}
+
 /// Fails unless an error is of the variant and names the key.
 #[macro_export]
 macro_rules! assert_err {

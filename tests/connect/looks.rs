@@ -6,6 +6,12 @@ use lockstream::{Check, LockRegistry};
 use crate::support::{Cluster, Program, Proxy, RedisServer, Way, least_rights, wait_until};
 use crate::{BOUND, lazy};
 
+/// A registry that has not connected, whose server may stand still for a while.
+fn patient(url: &str) -> LockRegistry {
+    let builder = LockRegistry::builder_for(url).unwrap();
+    builder.response_timeout(BOUND).build().unwrap()
+}
+
 /// Every server is one that takes writes, and its way was measured.
 fn assert_sound(check: &Check, servers: usize) {
     assert_eq!(check.servers.len(), servers, "{check}");
@@ -26,7 +32,7 @@ async fn each_server_is_named_with_its_version() {
         (Program::Redis6, "Redis 6.2"),
     ] {
         let server = RedisServer::builder().program(program).start();
-        let check = lazy(&server.url()).check().await.unwrap();
+        let check = patient(&server.url()).check().await.unwrap();
         assert_sound(&check, 1);
         let checked = &check.servers[0];
         let version = checked.version.as_deref().unwrap();
@@ -52,7 +58,7 @@ async fn what_is_missing_is_told() {
         .config("maxmemory-policy allkeys-lru")
         .start();
     let url = server.url_with("lockstream", "password", 0);
-    let check = lazy(&url).check().await.unwrap();
+    let check = patient(&url).check().await.unwrap();
     assert_sound(&check, 1);
     assert_eq!(check.servers[0].missing_rights, ["scan"], "{check}");
 
@@ -64,7 +70,7 @@ async fn what_is_missing_is_told() {
         "-client|kill",
         "-publish",
     ]);
-    let check = lazy(&url).check().await.unwrap();
+    let check = patient(&url).check().await.unwrap();
     let checked = &check.servers[0];
     assert_eq!(
         checked.missing_rights,
@@ -87,7 +93,7 @@ async fn what_is_missing_is_told() {
     );
 
     server.cmd(&["ACL", "SETUSER", "lockstream", "+info"]);
-    let check = lazy(&url).check().await.unwrap();
+    let check = patient(&url).check().await.unwrap();
     assert!(
         check.servers[0].warnings[0].contains("allkeys-lru"),
         "{check}"
@@ -99,7 +105,7 @@ async fn what_is_missing_is_told() {
 async fn a_look_costs_one_connection_and_no_script() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
-    let locks = lazy(&proxy.url());
+    let locks = patient(&proxy.url());
     locks.check().await.unwrap();
     server.reset_stats();
     let (accepted, bytes) = (proxy.accepted(), proxy.bytes().0);
@@ -125,7 +131,7 @@ async fn a_look_through_an_old_protocol_writes_nothing() {
         line.unwrap().to_owned()
     };
     let before = changes();
-    let check = lazy(&server.url()).check().await.unwrap();
+    let check = patient(&server.url()).check().await.unwrap();
     assert!(check.servers[0].no_push.is_some(), "{check}");
     assert_eq!(changes(), before);
 }
@@ -138,7 +144,7 @@ async fn the_primaries_of_a_cluster_are_looked_at_side_by_side() {
     let proxies = &cluster.proxies()[..3];
     // One node is asked for the map.
     let url = format!("redis+cluster://127.0.0.1:{}/", proxies[0].port());
-    let locks = lazy(&url);
+    let locks = patient(&url);
     locks.check().await.unwrap();
     let accepted = || proxies.iter().map(Proxy::accepted).collect::<Vec<_>>();
     let before = accepted();
@@ -181,9 +187,13 @@ async fn any_node_of_a_cluster_is_asked_for_the_map() {
 async fn a_ping_makes_no_connection_if_there_is_one() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
-    let locks = lazy(&proxy.url());
+    let locks = patient(&proxy.url());
     // The first makes it, as the first lock would.
     locks.ping().await.unwrap();
+    // One that does not wait as long as some pauses between attempts to connect.
+    let hasty = lazy(&proxy.url());
+    let lease = hasty.obtain("hasty").lease().await.unwrap();
+    lease.release().await.unwrap();
     proxy.refuse();
     let accepted = proxy.accepted();
     server.reset_stats();
@@ -202,7 +212,7 @@ async fn a_ping_makes_no_connection_if_there_is_one() {
     // What it says is why there is no connection, and not only that there was no answer.
     proxy.cut();
     let refused = async || {
-        let error = locks.ping().await.unwrap_err();
+        let error = hasty.ping().await.unwrap_err();
         assert!(error.is_retryable(), "{error}");
         error.to_string().contains("refused")
     };
@@ -217,7 +227,7 @@ async fn a_ping_makes_no_connection_if_there_is_one() {
 #[tokio::test]
 async fn a_ping_asks_each_primary_in_use() {
     let cluster = Cluster::behind_proxies();
-    let locks = lazy(&cluster.url());
+    let locks = patient(&cluster.url());
     let asked = || {
         let primaries = cluster.primaries().iter();
         primaries.map(|it| it.calls("evalsha")).collect::<Vec<_>>()
@@ -263,7 +273,7 @@ async fn what_cannot_be_used_is_an_error() {
         .config("masterauth secret")
         .start();
     let right = format!("redis://:secret@127.0.0.1:{port}/");
-    assert_sound(&lazy(&right).check().await.unwrap(), 1);
+    assert_sound(&patient(&right).check().await.unwrap(), 1);
     for (url, word, is_retryable) in [
         (server.url(), "requires a password", false),
         (right.replace("secret", "wrong"), "WRONGPASS", false),
@@ -275,12 +285,12 @@ async fn what_cannot_be_used_is_an_error() {
         ),
         ("redis://127.0.0.1:1/".to_owned(), "refused", true),
     ] {
-        let error = lazy(&url).check().await.unwrap_err();
+        let error = patient(&url).check().await.unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
         assert_eq!(error.is_retryable(), is_retryable, "{error}");
         assert!(!error.to_string().contains("secret"), "{error}");
     }
-    let closed = lazy(&right);
+    let closed = patient(&right);
     closed.shutdown().await;
     assert!(closed.check().await.is_err());
 }

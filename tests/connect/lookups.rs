@@ -28,9 +28,10 @@ pub(crate) async fn run(role: &mut Role) {
             role.say(format_args!("check {}", check.is_ok()));
         }
         "gives up" => {
-            let store = RedisStore::builder(&url).connect_timeout(ms(300));
+            let store = RedisStore::builder(&url).connect_timeout(ms(2_500));
             let locks = LockRegistry::builder(store.connect_lazy().unwrap());
-            let error = locks.build().unwrap().obtain("k").lease_once().await;
+            let locks = locks.response_timeout(BOUND).build().unwrap();
+            let error = locks.obtain("k").lease_once().await;
             role.say(format_args!("error {}", told(error)));
         }
         "is timed" => {
@@ -136,7 +137,7 @@ async fn of_several_addresses_the_one_that_takes_writes_is_used() {
         .config(format!("replicaof 127.0.0.1 {port}"))
         .start();
     forward(&format!("127.0.0.2:{port}"), replica.port());
-    let url = format!("redis://redis-headless:{port}/");
+    let url = format!("redis://redis-headless:{port}/?response_timeout=10");
     let env = [
         ("URL", &*url),
         ("LD_PRELOAD", lookups.library()),

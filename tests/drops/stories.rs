@@ -495,13 +495,15 @@ fn a_policy_may_use_the_registry() {
             let dropped = Arc::new(AtomicUsize::new(0));
             server.set("lock:k", "somebody else");
             let (registry, count) = (locks.clone(), dropped.clone());
+            let pauses = Arc::new(AtomicUsize::new(3));
+            let many = pauses.clone();
             let repeat = Repeat::from_fn(move || {
-                let mut left = 3;
+                let mut left = many.load(Ordering::Relaxed);
                 let curiosity = Curiosity(registry.clone(), count.clone());
                 move || {
                     assert_eq!(curiosity.0.snapshot().keys[0].waiting.len(), 1);
-                    left -= 1;
-                    (left >= 0).then_some(Duration::from_millis(10))
+                    left = left.checked_sub(1)?;
+                    Some(Duration::from_millis(10))
                 }
             });
             let lock = locks.obtain("k").repeat(repeat);
@@ -511,6 +513,7 @@ fn a_policy_may_use_the_registry() {
                 sleep(Duration::from_millis(1)).await;
             }
             // One that is still asked for pauses when its caller leaves, and one that is served.
+            pauses.store(usize::MAX, Ordering::Relaxed);
             let left = timeout(Duration::from_millis(5), lock.acquire()).await;
             assert!(left.is_err());
             let waiting = tokio::spawn(lock.lease());

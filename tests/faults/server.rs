@@ -181,7 +181,7 @@ async fn shut_down_in_order_and_started_again() {
 #[tokio::test]
 async fn data_flushed() {
     let server = RedisServer::start();
-    let ttl = ms(2_500);
+    let ttl = ms(3_500);
     let scene = Scene::set(&server, &server.url(), ttl).await;
     let token = scene.lease.token();
     server.flushall();

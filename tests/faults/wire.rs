@@ -78,11 +78,7 @@ async fn silent_while_it_is_granted() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);
     let holding = builder(&server.url()).await.build().unwrap();
-    let waiting = builder(&proxy.url())
-        .await
-        .response_timeout(ms(300))
-        .build()
-        .unwrap();
+    let waiting = builder(&proxy.url()).await.build().unwrap();
     let scene = Scene::set_with(&server, holding, waiting, LONG).await;
     proxy.blackhole(Way::ToClient, true);
     let token = scene.lease.token();
@@ -109,7 +105,7 @@ async fn silent_for_a_waiter() {
         .build()
         .unwrap();
     // It asks when the holder's ttl is over. Until then all is ready, also if the machine stands still.
-    let scene = Scene::set_with(&server, holding, waiting, ms(5_000)).await;
+    let scene = Scene::set_with(&server, holding, waiting, ms(4_000)).await;
     // All is kept back until it connects anew. What the old connection had on its way arrives late.
     let accepted = proxy.accepted();
     proxy.hold(Way::Both, true);

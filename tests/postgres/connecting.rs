@@ -60,7 +60,7 @@ impl Fake {
             .port(self.address.port())
             .user("app")
             .password("hunter2")
-            .connect_timeout(ms(2000));
+            .connect_timeout(ms(5000));
         config
     }
 }
@@ -184,7 +184,7 @@ mod secured {
         ] {
             let query = query.replace("{ca}", &ca).replace("{wrong}", &wrong);
             let url = format!(
-                "postgres://app:hunter2@{host}:{}/postgres?{query}",
+                "postgres://app:hunter2@{host}:{}/postgres?response_timeout=5s&{query}",
                 server.port()
             );
             let log = Log::default();

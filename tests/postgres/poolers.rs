@@ -271,7 +271,10 @@ async fn a_url_that_names_its_pooler() {
         .bytes()
         .map(|byte| format!("%{byte:02X}"))
         .collect();
-    let url = format!("{}&pooled={encoded}&name=web", server.url());
+    let url = format!(
+        "{}&pooled={encoded}&name=web&response_timeout=5s",
+        server.url()
+    );
     let locks = LockRegistry::connect(url).await.unwrap();
     let other = crate::registry(&server.url()).await;
     let lease = locks

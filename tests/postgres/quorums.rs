@@ -8,7 +8,7 @@ use lockstream::{LockRegistry, LockRegistryBuilder, Repeat};
 use tokio::time::timeout;
 
 use crate::support::{PgServer, chain, on_a_steady_machine};
-use crate::{BOUND, eventually, ms};
+use crate::{BOUND, eventually};
 
 /// Nobody asks by itself while a test looks.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ fn builder(nodes: Vec<Arc<dyn LockStore>>) -> LockRegistryBuilder {
     let store = QuorumStore::new(nodes).unwrap().quarantine(None);
     LockRegistry::builder(store)
         .repeat(Repeat::fixed(PAUSE))
-        .response_timeout(ms(2000))
+        .response_timeout(BOUND)
 }
 
 /// How many subscriptions there are on a server.
@@ -89,6 +89,7 @@ async fn a_quorum_of_postgres_servers() {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn a_quorum_of_postgres_and_redis() {
+    use crate::ms;
     use crate::support::RedisServer;
     use lockstream::store::RedisStore;
 

@@ -47,7 +47,11 @@ async fn a_look_makes_no_schema_and_says_that_it_is_missing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_that_connect_at_once_one_makes_it() {
     let server = PgServer::start();
-    let connect = async || PostgresStore::connect(server.url()).await.map(drop);
+    // Each waits for those before it.
+    let connect = async || {
+        let store = PostgresStore::builder(server.url()).connect_timeout(3 * BOUND);
+        store.connect().await.map(drop)
+    };
     let connected = futures::future::join_all((0..8).map(|_| connect())).await;
     assert!(connected.iter().all(Result::is_ok), "{connected:?}");
     PostgresStore::connect_lazy(server.url())
@@ -393,7 +397,7 @@ async fn a_database_that_warns_at_each_connection_is_used() {
         .unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     lease.release().await.unwrap();
-    assert!(server.log().contains("collation"), "{}", server.log());
+    eventually("it was warned", async || server.log().contains("collation")).await;
 }
 
 /// Its connection is in a transaction, in which no lock may be taken. The next attempt finds what another has made.

@@ -82,7 +82,11 @@ async fn a_role_whose_settings_are_in_the_way_of_a_migration() {
          ALTER ROLE app SET default_transaction_isolation = 'repeatable read'",
     );
     let url = PgServer::url_of("app", server.port());
-    let connect = async || PostgresStore::connect(&url).await.map(drop);
+    // Each waits for those before it.
+    let connect = async || {
+        let store = PostgresStore::builder(&url).connect_timeout(3 * BOUND);
+        store.connect().await.map(drop)
+    };
     let connected = futures::future::join_all((0..4).map(|_| connect())).await;
     assert!(connected.iter().all(Result::is_ok), "{connected:?}");
     let (one, other) = (registry(&url).await, registry(&url).await);

@@ -227,8 +227,8 @@ async fn who_gave_up_and_who_was_killed_delay_nobody<S: LockServer>() {
 async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServer>() {
     let server = S::start();
     let here = registry(&server.url()).await;
-    let ttl = ms(2_000);
-    let mut holder = spawn(&server, "stopper", &[("TTL", "2000")]);
+    let ttl = ms(3_000);
+    let mut holder = spawn(&server, "stopper", &[("TTL", "3000")]);
     let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
     // Renewed for two ttls.
     assert!(!here.obtain("k").acquire_within(2 * ttl).await.unwrap());
@@ -243,7 +243,7 @@ async fn a_stopped_holder_learns_of_its_loss_before_its_work_goes_on<S: LockServ
     );
 
     // What it finds when it wakes: renewals that were due, timers that are late, answers of long ago.
-    sleep(ttl).await;
+    sleep(ttl / 2).await;
     holder.sigcont();
     let told = holder.expect_line("ended ", BOUND).await;
     assert_eq!(told, format!("Lost {token}, polled late: false"));
@@ -267,8 +267,8 @@ async fn a_stopped_waiter_costs_its_own_ttl<S: LockServer>() {
     let lock = here.obtain("k").ttl(ttl).renewal(Renewal::watchdog());
     let lease = lock.lease().await.unwrap();
     // So long that it releases in time, when its turn has come at last.
-    let own = ms(1_500);
-    let mut stopped = spawn(&server, "holder", &[("TTL", "1500")]);
+    let own = ms(3_000);
+    let mut stopped = spawn(&server, "holder", &[("TTL", "3000")]);
     wait_for_queue(&server, 1).await;
     stopped.sigstop();
     let next = tokio::spawn(there.obtain("k").lease());

@@ -32,7 +32,7 @@ async fn one_wire_after_the_other_breaks() {
     let servers = servers(3);
     let (wires, here) = wired(&servers);
     let there = builder(&servers).build().unwrap();
-    let lease = renewed(&here, ms(6000)).await;
+    let lease = renewed(&here, ms(9000)).await;
     for (at, wire) in wires.iter().enumerate() {
         let before = lease.deadline();
         match at {

@@ -36,7 +36,7 @@ fn store(servers: &[RedisServer]) -> QuorumStore {
 }
 
 fn builder(servers: &[RedisServer]) -> LockRegistryBuilder {
-    LockRegistry::builder(store(servers)).response_timeout(ms(2000))
+    LockRegistry::builder(store(servers)).response_timeout(ms(5000))
 }
 
 /// The values of the lock, server by server.
@@ -71,7 +71,8 @@ async fn a_quorum_is_not_scanned_and_its_nodes_are() {
     assert!(!error.is_retryable() && scan.next().await.is_none());
     let mut found = 0;
     for server in &servers {
-        let node = LockRegistry::connect(server.url()).await.unwrap();
+        let url = format!("{}?response_timeout=10", server.url());
+        let node = LockRegistry::connect(url).await.unwrap();
         let mut scan = node.scan("");
         while let Some(lock) = scan.next().await {
             assert_eq!(&*lock.unwrap().key, "k");
@@ -386,13 +387,14 @@ async fn kept_out_for_the_registrys_ttl_unless_told_otherwise() {
 #[tokio::test]
 async fn servers_of_unknown_age_have_no_vote_for_the_quarantine() {
     let servers = servers(3);
-    let ttl = ms(2000);
+    let quarantine = ms(3000);
     let registry = |url: &dyn Fn(&RedisServer) -> String| {
         let nodes = servers
             .iter()
             .map(|it| RedisStore::connect_lazy(url(it)).unwrap());
-        let store = QuorumStore::new(nodes).unwrap();
-        LockRegistry::builder(store).ttl(ttl).build().unwrap()
+        let store = QuorumStore::new(nodes).unwrap().quarantine(quarantine);
+        let builder = LockRegistry::builder(store).response_timeout(BOUND);
+        builder.build().unwrap()
     };
     let rights = support::least_rights();
     let rights: Vec<_> = rights.into_iter().filter(|it| *it != "+info").collect();
@@ -409,7 +411,7 @@ async fn servers_of_unknown_age_have_no_vote_for_the_quarantine() {
     let told = chain(&lock.acquire_once().await.unwrap_err());
     assert!(told.contains("age of the node unknown"), "{told}");
     let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
-    assert!(begin.elapsed() >= ttl, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() >= quarantine, "{:?}", begin.elapsed());
     lease.release().await.unwrap();
     nothing_left(&servers, &[&knows, &ignorant]).await;
 }

@@ -26,7 +26,7 @@ async fn one_server_by_two_names_has_one_vote() {
         let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
         let store = QuorumStore::new(nodes).unwrap().quarantine(None);
         let registry = LockRegistry::builder(store)
-            .response_timeout(ms(1000))
+            .response_timeout(ms(5000))
             .build()
             .unwrap();
         let said = log.text().matches("are the same server").count();

@@ -17,6 +17,11 @@ use crate::{BOUND, LATE, counted_lease, ms, nothing_left, registry, renewals};
 /// Of the holder in a process of its own.
 const TTL: Duration = ms(3000);
 
+fn spawn_holder(server: &RedisServer, ttl: Duration) -> Worker {
+    let (url, millis) = (server.url(), ttl.as_millis().to_string());
+    Worker::spawn("worker", "holder", &[("URL", &url), ("TTL", &millis)])
+}
+
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -125,8 +130,7 @@ async fn the_watchdog_of_a_killed_process_dies_with_it() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
         let here = registry(&server.url(), TTL).await;
-        let url = server.url();
-        let mut holder = Worker::spawn("worker", "holder", &[("URL", &url)]);
+        let mut holder = spawn_holder(&server, TTL);
         let token: u64 = holder.expect_line("holds ", BOUND).await.parse().unwrap();
         let waiter = tokio::spawn(here.obtain("k").lease());
         // Twice its ttl it lives, and so long the lock is its own.
@@ -155,24 +159,33 @@ async fn the_watchdog_of_a_killed_process_dies_with_it() {
 async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
-        let here = registry(&server.url(), TTL).await;
-        let url = server.url();
-        let holder = Worker::spawn("worker", "holder", &[("URL", &url)]);
+        // So long that what comes at once may take two seconds, and still comes before the next renewal is due.
+        let (ttl, at_once) = (ms(8000), ms(2000));
+        let here = registry(&server.url(), ttl).await;
+        let holder = spawn_holder(&server, ttl);
         holder.expect_line("holds ", BOUND).await;
+        let waiter = tokio::spawn(here.obtain("k").lease_within(20 * BOUND));
         let left = || ms(server.pttl("lock:k").max(0) as u64);
         for _ in 0..3 {
             // Just renewed, and it has heard of that: what is not confirmed does not count.
-            wait_until("it is renewed", BOUND, || left() > TTL - ms(50)).await;
+            wait_until("it is renewed", BOUND, || left() > ttl - ms(50)).await;
             sleep(ms(50)).await;
             holder.sigstop();
             // Its next renewal was due after a third of its ttl. The one after that is due after two.
-            sleep(TTL / 5 * 2).await;
+            sleep(ttl / 3 + ms(300)).await;
             assert!(left() > ms(0));
             holder.sigcont();
-            wait_until("it is renewed at once", ms(600), || left() > TTL - ms(600)).await;
+            wait_until("it is renewed at once", at_once, || left() > ttl - at_once).await;
         }
-        assert!(!here.obtain("k").acquire_within(2 * TTL).await.unwrap());
-        assert!(holder.said().is_empty());
+        let mut least = ttl;
+        wait_until("it is renewed when that is due", BOUND, || {
+            let before = least;
+            least = left();
+            least > before
+        })
+        .await;
+        assert!(!waiter.is_finished() && holder.said().is_empty());
+        waiter.abort();
     })
     .await;
 }
@@ -180,7 +193,8 @@ async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
 /// Works under the lock, and says nothing more unless it loses it.
 pub(crate) async fn hold(role: Role) {
     assert_eq!(role.name(), "holder");
-    let locks = registry(&role.env("URL"), TTL).await;
+    let ttl = role.env("TTL").parse().unwrap();
+    let locks = registry(&role.env("URL"), ms(ttl)).await;
     let work = locks.obtain("k").with_lease(async |lease| {
         role.say(format!("holds {}", lease.token()));
         pending::<()>().await;

@@ -134,8 +134,8 @@ async fn at_most_so_many_renewals_however_often_the_wire_breaks() {
         let locks = registry(&server.url(), ttl).await;
         let lock = locks.obtain("k");
         let lock = lock.renewal(Renewal::watchdog().max_renewals(1));
-        let begin = Instant::now();
-        let lease = lock.lease().await.unwrap();
+        // One that is long in coming is renewed once more (W3).
+        let (begin, lease) = counted_lease(&server, &lock, ttl).await;
         let mut lost = lease.lost();
         // For want of a connection the one renewal may be sent as late as the lease lasts.
         let most = 2 * ttl;
@@ -197,14 +197,11 @@ async fn ten_thousand_cycles_leave_nothing_renewed() {
         let tasks = (0..TASKS).map(|task| {
             let lock = locks.obtain(format!("k{}", task % 16));
             tokio::spawn(async move {
-                let mut skipped = 0;
-                for round in 0..ROUNDS {
+                let mut round = 0;
+                for _ in 0..10 * ROUNDS {
                     let lease = match lock.lease().await {
                         // On a busy machine an answer may take longer than 10 ms, three times in a row.
-                        Err(LockError::TooSlow { .. }) => {
-                            skipped += 1;
-                            continue;
-                        }
+                        Err(LockError::TooSlow { .. }) => continue,
                         lease => lease.unwrap(),
                     };
                     if round % 10 == 0 {
@@ -216,13 +213,17 @@ async fn ten_thousand_cycles_leave_nothing_renewed() {
                         // A ttl of 10 ms is easily over on a busy machine; that is no matter here.
                         let _ = lease.release().await;
                     }
+                    round += 1;
+                    if round == ROUNDS {
+                        return;
+                    }
                 }
-                skipped
+                panic!("nearly all answers are too slow: {round} of {ROUNDS} leases");
             })
         });
-        let skipped = join_all(tasks).await.into_iter().map(Result::unwrap);
-        let skipped: usize = skipped.sum();
-        assert!(skipped <= TASKS * ROUNDS / 10, "{skipped} were too slow");
+        for task in join_all(tasks).await {
+            task.unwrap();
+        }
         let renewed = renewals(&server);
         assert!(renewed >= 200, "only {renewed} renewals");
         nothing_left(&server, &[&locks]).await;

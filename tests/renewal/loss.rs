@@ -56,7 +56,7 @@ async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
         let mut server = RedisServer::builder().keep_data().start();
         // A third of it, the second that lies between two tries to connect at most, and what a busy machine takes to
         // start a server.
-        let ttl = ms(4000);
+        let ttl = ms(6000);
         for killed in [false, true] {
             let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
             let locks = quick.build().unwrap();
@@ -267,6 +267,10 @@ async fn run_on_delivers_the_value_and_tells_the_loss() {
                 if event.token() == Some(view.token()) {
                     told.push(event);
                 }
+            }
+            // A fixed lease that is long in coming is renewed once (W3).
+            if by == By::Deadline && matches!(told.get(1), Some(LockEvent::Renewed { .. })) {
+                told.remove(1);
             }
             assert!(
                 matches!(

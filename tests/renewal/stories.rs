@@ -35,7 +35,7 @@ async fn redisson_7272_a_cancelled_acquisition_starts_no_watchdog() {
         for round in 0..60 {
             // The answer comes after some 6 ms; on a busy machine much later, so some wait for it.
             let within = match round % 12 {
-                11 => BOUND,
+                10.. => BOUND,
                 millis => ms(millis),
             };
             match timeout(within, lock.lease()).await {
@@ -101,7 +101,8 @@ async fn redisson_7277_a_watchdog_serves_nobody_but_its_own_lease() {
             if came_at_once(&second, short) {
                 break second;
             }
-            second.release().await.unwrap();
+            // It may be over by now.
+            let _ = second.release().await;
         };
         let deadline = second.deadline();
         assert_eq!(renewals(&server), 1, "that of the first");
@@ -275,8 +276,8 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
     on_a_steady_machine(async || {
         const PROCESSES: usize = 3;
         let server = RedisServer::start();
-        // A third of it, and the two seconds that lie between two tries to connect at most (G1).
-        let ttl = ms(3600);
+        // A third of it, and two pauses with a failed handshake between them: of 1 s, and of 2 s at most (G1).
+        let ttl = ms(6000);
         let working = Arc::new(AtomicUsize::new(0));
         let mut processes = Vec::new();
         for process in 0..PROCESSES {
@@ -294,7 +295,7 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
                     let job = async {
                         assert_eq!(working.fetch_add(1, Ordering::SeqCst), 0, "two at work");
                         // The first has long work, the others only want their turn.
-                        sleep(if process == 0 { 4 * ttl } else { ttl / 4 }).await;
+                        sleep(if process == 0 { 5 * ttl / 2 } else { ttl / 4 }).await;
                         working.fetch_sub(1, Ordering::SeqCst);
                     };
                     match job.with_lock((&locks, "channel")).await {

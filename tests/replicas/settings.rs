@@ -63,6 +63,7 @@ async fn a_server_without_replicas_and_one_that_is_a_replica() {
     let alone = RedisServer::start();
     let store = RedisStore::builder(alone.url()).min_replicas(1, ms(50));
     let locks = LockRegistry::builder(store.connect().await.unwrap())
+        .response_timeout(BOUND)
         .build()
         .unwrap();
     let error = told(locks.obtain("k").acquire_once().await);

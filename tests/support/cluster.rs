@@ -1,6 +1,7 @@
 //! A real cluster for one test.
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 use redis::{FromRedisValue, Value};
 
@@ -11,6 +12,9 @@ use super::{Program, Proxy, wait_until_blocking};
 
 /// What the nodes may take to agree on something.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// With it no node is taken for dead because the machine stood still.
+const LASTING: &str = "cluster-node-timeout 60000";
 
 /// How many slots there are.
 const SLOTS: usize = 16_384;
@@ -38,11 +42,14 @@ impl Cluster {
         Self::make(Program::Usual, false, &[], false, None)
     }
 
-    /// Three primaries alone, each behind a proxy that is all that clients ever see of it.
+    /// The same, and none of them is ever taken for dead.
+    pub fn lasting() -> Self {
+        Self::make(Program::Usual, false, &[LASTING], false, None)
+    }
+
+    /// The same, each behind a proxy that is all that clients ever see of it.
     pub fn behind_proxies() -> Self {
-        // None of them is ever taken for dead.
-        let config = ["cluster-node-timeout 60000"];
-        Self::make(Program::Usual, false, &config, true, None)
+        Self::make(Program::Usual, false, &[LASTING], true, None)
     }
 
     /// Three primaries alone of another program, and with more lines of configuration.
@@ -144,15 +151,24 @@ impl Cluster {
                 server.cmd(&command);
             }
         }
-        for (index, server) in rest.iter().enumerate() {
-            let port = server.port().to_string();
-            let bus = self.buses.get(index + 1);
-            let bus = bus.map(|bus| bus.number().to_string());
-            let mut meet = vec!["CLUSTER", "MEET", "127.0.0.1", &port];
-            meet.extend(bus.as_deref());
-            first.cmd(&meet);
-        }
+        let meet_all = || {
+            for (index, server) in rest.iter().enumerate() {
+                let port = server.port().to_string();
+                let bus = self.buses.get(index + 1);
+                let bus = bus.map(|bus| bus.number().to_string());
+                let mut meet = vec!["CLUSTER", "MEET", "127.0.0.1", &port];
+                meet.extend(bus.as_deref());
+                first.cmd(&meet);
+            }
+        };
+        meet_all();
+        let met = Cell::new(Instant::now());
         self.wait("all know each other", |server| {
+            // A node that stands still for the node time-out is forgotten again.
+            if met.get().elapsed() > Duration::from_secs(3) {
+                met.set(Instant::now());
+                meet_all();
+            }
             let nodes: String = server.ask(&["CLUSTER", "NODES"]);
             nodes.lines().count() == self.servers.len() && !nodes.contains("handshake")
         });
@@ -414,11 +430,11 @@ impl Cluster {
 
     /// Until this one is its shard's primary.
     pub fn wait_until_primary(&self, index: usize) {
-        let mut asked = std::time::Instant::now();
+        let mut asked = Instant::now();
         wait_until_blocking("it is the primary", PATIENCE, || {
             // Who wants to take over in good order gives up after five seconds.
             if asked.elapsed() > Duration::from_secs(6) {
-                asked = std::time::Instant::now();
+                asked = Instant::now();
                 let _ = self.servers[index].try_cmd(&["CLUSTER", "FAILOVER"]);
             }
             self.servers[index].role() == "master"

@@ -23,6 +23,9 @@ pub const FAIL_OVER: Duration = Duration::from_secs(30);
 /// How long a server may be silent until a sentinel takes it for dead. Less, and a busy machine looks like a dead one.
 const DOWN_AFTER_MS: u64 = 1_500;
 
+/// The same where none is taken for dead because the machine stood still.
+const NEVER_DOWN_MS: u64 = 60_000;
+
 /// Three servers of which one is the primary, under the eyes of three sentinels.
 #[derive(Debug)]
 pub struct Watched {
@@ -47,22 +50,33 @@ impl Watched {
         Self::start_with(None)
     }
 
+    /// The same, and no primary is replaced unless the sentinels are told to.
+    pub fn lasting() -> Self {
+        Self::start_as(None, None, &[], NEVER_DOWN_MS)
+    }
+
     /// The servers keep their data when they are killed.
     pub fn keeping_data() -> Self {
         // As `RedisServerBuilder::keep_data` has it.
-        Self::start_as(None, None, &["appendonly yes", "appendfsync no"])
+        let config = ["appendonly yes", "appendfsync no"];
+        Self::start_as(None, None, &config, DOWN_AFTER_MS)
     }
 
     pub fn start_with(passwords: Option<Passwords>) -> Self {
-        Self::start_as(passwords, None, &[])
+        Self::start_as(passwords, None, &[], DOWN_AFTER_MS)
     }
 
     /// All of them speak TLS to each other and to clients, and show this.
     pub fn start_over_tls(tls: &Tls) -> Self {
-        Self::start_as(None, Some(tls), &[])
+        Self::start_as(None, Some(tls), &[], DOWN_AFTER_MS)
     }
 
-    fn start_as(passwords: Option<Passwords>, tls: Option<&Tls>, config: &[&str]) -> Self {
+    fn start_as(
+        passwords: Option<Passwords>,
+        tls: Option<&Tls>,
+        config: &[&str],
+        down_after_ms: u64,
+    ) -> Self {
         let server = |primary: Option<u16>| {
             let mut server = RedisServer::builder()
                 // The first replica to come would else wait for others.
@@ -88,7 +102,7 @@ impl Watched {
         let primary = server(None);
         let port = primary.port();
         let servers = vec![primary, server(Some(port)), server(Some(port))];
-        let start = |_| Sentinel::start(port, passwords, tls);
+        let start = |_| Sentinel::start(port, passwords, tls, down_after_ms);
         let sentinels = (0..3).map(start).collect();
         let watched = Self {
             servers,
@@ -352,7 +366,12 @@ pub struct Sentinel {
 }
 
 impl Sentinel {
-    fn start(primary: u16, passwords: Option<Passwords>, tls: Option<&Tls>) -> Self {
+    fn start(
+        primary: u16,
+        passwords: Option<Passwords>,
+        tls: Option<&Tls>,
+        down_after_ms: u64,
+    ) -> Self {
         let program = Program::Usual.find();
         let begin = Instant::now();
         loop {
@@ -368,7 +387,7 @@ impl Sentinel {
             let mut config = format!(
                 "bind 127.0.0.1\nport {}\ndir {}\ndaemonize no\n\
                  sentinel monitor {service} 127.0.0.1 {primary} 2\n\
-                 sentinel down-after-milliseconds {service} {DOWN_AFTER_MS}\n\
+                 sentinel down-after-milliseconds {service} {down_after_ms}\n\
                  sentinel failover-timeout {service} 3000\n\
                  sentinel parallel-syncs {service} 2\n",
                 port.number(),

@@ -13,7 +13,7 @@ fn a_store_that_can_be_used_says_what_it_is() {
     let redis = RedisServer::start();
     let postgres = PgServer::start();
     assert_eq!(run(&postgres.url(), ["migrate"]).code, Some(0));
-    let watched = Watched::start();
+    let watched = Watched::lasting();
     for (url, product) in [
         (redis.url(), "Redis "),
         (redis.unix_url(), "Redis "),
@@ -43,7 +43,7 @@ fn a_store_that_can_be_used_says_what_it_is() {
 
 #[test]
 fn each_primary_of_a_cluster_is_told() {
-    let cluster = Cluster::without_replicas();
+    let cluster = Cluster::lasting();
     let done = run(&cluster.url(), ["check"]);
     assert_eq!(done.code, Some(0), "{}", done.err);
     for server in cluster.primaries() {

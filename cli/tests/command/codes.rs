@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::program::{Program, SOON, run, write_program};
+use crate::program::{Program, SOON, patient, run, write_program};
 use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const COMMAND: [&str; 2] = ["--", "true"];
@@ -50,7 +50,7 @@ fn each_key_has_a_token_of_its_own() {
         // As inside of another one.
         command
             .args(arguments)
-            .env("LOCKSTREAM_URL", server.url())
+            .env("LOCKSTREAM_URL", patient(&server.url()))
             .envs(["KEY", "TOKEN", "KEYS", "TOKENS"].map(|it| (format!("LOCKSTREAM_{it}"), "x")));
         let done = Program::spawn(command).end();
         assert_eq!(done.code, Some(0), "{}", done.err);
@@ -107,7 +107,7 @@ fn a_script_that_names_no_interpreter_is_run_by_the_shell() {
         }
         command
             .args([crate::program::LOCKSTREAM, "run", "k", "--", path, "word"])
-            .env("LOCKSTREAM_URL", server.url());
+            .env("LOCKSTREAM_URL", patient(&server.url()));
         let done = Program::spawn(command).end();
         assert_eq!(done.code, Some(7), "{}", done.err);
         assert_eq!(done.out, format!("{path} word\n"));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::authority::Authority;
-use crate::program::{LOCKSTREAM, run};
+use crate::program::{LOCKSTREAM, patient, run};
 use crate::support::{PgBouncer, PgServer, RedisServer, on_a_steady_machine_blocking};
 
 /// Files of PEM in a folder.
@@ -118,7 +118,7 @@ fn a_command_gets_the_url_with_all_that_was_said_beside_it() {
             "--pass-url",
         ])
         .args(["a", "--", "sh", "-c", script, LOCKSTREAM])
-        .env("LOCKSTREAM_URL", server.tls_url("localhost"));
+        .env("LOCKSTREAM_URL", patient(&server.tls_url("localhost")));
     let done = crate::program::Program::spawn(command).end();
     assert_eq!((done.code, &*done.err), (Some(0), ""));
     for told in ["a: held by outer~", "a\touter~", "b\touter~"] {

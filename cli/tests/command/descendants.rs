@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::program::{Program, SOON, is_gone, run, until_gone, write_program};
+use crate::program::{Program, SOON, is_gone, patient, run, until_gone, write_program};
 use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 /// How a command starts the worker, whose path is the last word.
@@ -303,7 +303,7 @@ fn children_of_the_caller_are_left_alone() {
     command
         .args(["-c", script, worker.path.to_str().unwrap()])
         .arg(crate::program::LOCKSTREAM)
-        .env("LOCKSTREAM_URL", server.url());
+        .env("LOCKSTREAM_URL", patient(&server.url()));
     let program = Program::spawn(command);
     let pid = program.number("worker");
     program.expect("up");

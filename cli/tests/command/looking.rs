@@ -263,6 +263,7 @@ async fn a_holder_that_is_not_shown_is_freed_by_its_owner() {
     for url in [redis.url(), postgres.url()] {
         let named = |name: &str| {
             let locks = LockRegistry::builder_for(&url).unwrap();
+            let locks = locks.response_timeout(Duration::from_secs(5));
             locks.name(name).build().unwrap()
         };
         let (early, late) = (named("early"), named("late"));

@@ -18,14 +18,24 @@ pub(crate) const SOON: Duration = Duration::from_secs(100);
 
 /// How long the store may take to answer, where the usual second may be over on a machine that stands still.
 ///
-/// A command that asks a store once fails if it does not answer in time. So do `run` and `hold` until they have their
-/// lock. They go on to watch the store, and a test may wait until they have noticed a silence.
+/// A command that asks a store once fails if it does not answer in time; so does `watch` at its first look. So do `run`,
+/// `hold` and `lead` until they have their lock. They go on to watch the store, and a test may wait until they have
+/// noticed a silence.
 fn response_timeout(command: &OsStr) -> Option<&'static str> {
     match command.to_str()? {
-        "check" | "free" | "inspect" | "ls" | "migrate" | "release" | "renew" => Some("60s"),
-        "run" | "hold" => Some("5s"),
+        "check" | "free" | "inspect" | "ls" | "migrate" | "release" | "renew" | "watch" => {
+            Some("60s")
+        }
+        "run" | "hold" | "lead" => Some("5s"),
         _ => None,
     }
+}
+
+/// The url with the response time-out of `run`, for a command that is not begun by [`lockstream`].
+pub(crate) fn patient(url: &str) -> String {
+    let begin = if url.contains('?') { '&' } else { '?' };
+    // As the flag adds it to the url: both are the same then.
+    format!("{url}{begin}response_timeout=5000ms")
 }
 
 /// The path of the program.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::program::{LOCKSTREAM, Program, SOON, until_gone};
+use crate::program::{LOCKSTREAM, Program, SOON, patient, until_gone};
 use crate::support::{RedisServer, wait_until_blocking};
 
 const ENDING: [(Signal, i32); 4] = [
@@ -140,7 +140,7 @@ fn what_was_ignored_stays_ignored() {
     let mut command = Command::new("sh");
     command
         .args(["-c", script, LOCKSTREAM])
-        .env("LOCKSTREAM_URL", server.url());
+        .env("LOCKSTREAM_URL", patient(&server.url()));
     let program = Program::spawn(command);
     program.expect("up");
     if std::path::Path::new("/proc/self/status").exists() {
@@ -199,7 +199,7 @@ fn the_end_of_the_command_is_heard_although_its_signal_was_blocked() {
             "-c",
             "exit 5",
         ])
-        .env("LOCKSTREAM_URL", server.url());
+        .env("LOCKSTREAM_URL", patient(&server.url()));
     let done = Program::spawn(command).end();
     assert_eq!(done.code, Some(5), "{}", done.err);
     assert!(!server.exists("lock:k"));
@@ -217,7 +217,7 @@ fn masks_and_dispositions_are_the_callers() {
             .args(options)
             .args(through)
             .args(["grep", "-E", "Sig(Blk|Ign)", "/proc/self/status"])
-            .env("LOCKSTREAM_URL", server.url());
+            .env("LOCKSTREAM_URL", patient(&server.url()));
         let done = Program::spawn(command).end();
         assert_eq!(done.code, Some(0), "{}", done.err);
         done.out

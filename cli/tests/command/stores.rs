@@ -1,7 +1,7 @@
 //! Every store by its url: the same command, and what is held is seen.
 
 use crate::authority::Authority;
-use crate::program::{Done, LOCKSTREAM, Program, lockstream, run};
+use crate::program::{Done, LOCKSTREAM, Program, lockstream, patient, run};
 use crate::support::{Cluster, PgServer, RedisServer, Watched};
 
 /// A command runs under the lock, others are refused meanwhile, and it is listed and then free.
@@ -13,7 +13,7 @@ fn serves(url: &str) {
 fn serves_by(url: &str, run: impl Fn(&[&str]) -> Done) {
     let script = "\"$0\" run -n k -- true; echo inner=$?; \"$0\" ls; \"$0\" inspect k";
     // The command itself has no url.
-    let script = format!("export LOCKSTREAM_URL='{url}'; {script}");
+    let script = format!("export LOCKSTREAM_URL='{}'; {script}", patient(url));
     let done = run(&[
         "run", "--name", "tester", "k", "--", "sh", "-c", &script, LOCKSTREAM,
     ]);
@@ -59,14 +59,14 @@ fn a_redis_server_over_tls() {
 
 #[test]
 fn a_cluster() {
-    let cluster = Cluster::without_replicas();
+    let cluster = Cluster::lasting();
     let url = cluster.url();
     serves(&url);
     // On all primaries.
     let keys = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let homes = keys.map(|key| cluster.home(key));
     assert!(homes.iter().any(|home| *home != homes[0]), "{homes:?}");
-    let script = format!("LOCKSTREAM_URL='{url}' \"$0\" ls");
+    let script = format!("LOCKSTREAM_URL='{}' \"$0\" ls", patient(&url));
     let run_all = [
         &["run"],
         &keys[..],
@@ -85,7 +85,7 @@ fn a_cluster() {
 
 #[test]
 fn a_primary_behind_sentinels() {
-    let watched = Watched::start();
+    let watched = Watched::lasting();
     serves(&watched.url());
 }
 

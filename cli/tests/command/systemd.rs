@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::program::{LOCKSTREAM, Program, SOON, lockstream};
+use crate::program::{LOCKSTREAM, Program, SOON, lockstream, patient};
 use crate::support::RedisServer;
 
 /// Runs `lockstream` as systemd runs it: with a socket as descriptor 3, and with its id in the environment.
@@ -18,7 +18,7 @@ fn activated(url: &str, listener: &UnixListener, arguments: &[&str]) -> Program 
     command
         .args(["-c", script, "sh", LOCKSTREAM])
         .args(arguments)
-        .env("LOCKSTREAM_URL", url);
+        .env("LOCKSTREAM_URL", patient(url));
     let listener = listener.try_clone().unwrap();
     Program::spawn_with_input(command, Stdio::from(std::os::fd::OwnedFd::from(listener)))
 }

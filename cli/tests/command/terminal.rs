@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::unistd::setsid;
 
-use crate::program::{LOCKSTREAM, Program, SOON, ignore_no_signals};
+use crate::program::{LOCKSTREAM, Program, SOON, ignore_no_signals, patient};
 use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const TERMINAL: &str = "LOCKSTREAM_TEST_TERMINAL";
@@ -70,7 +70,7 @@ impl Terminal {
                 "--test-threads=1",
             ])
             .env(TERMINAL, path)
-            .env("LOCKSTREAM_URL", url)
+            .env("LOCKSTREAM_URL", patient(url))
             .env("L", LOCKSTREAM)
             .stdin(Stdio::null())
             .stdout(Stdio::null())

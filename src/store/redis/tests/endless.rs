@@ -111,6 +111,7 @@ async fn a_quiet_registry_may_receive_any_number_of_events() {
     let store = RedisStore::connect_lazy(fake.url()).unwrap();
     let locks = LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(240))
+        .ttl(Duration::from_secs(240))
         .build()
         .unwrap();
     let lease = locks.obtain("k").lease_once().await.unwrap();

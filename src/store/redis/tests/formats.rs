@@ -160,10 +160,15 @@ async fn a_ticket_that_another_version_wrote_is_served() {
 
 // ---- what is not understood
 
+/// A registry that gets its answer, however long the server stands still.
+async fn patient(server: &RedisServer) -> LockRegistry {
+    let url = format!("{}?response_timeout=30s", server.url());
+    LockRegistry::connect(url).await.unwrap()
+}
+
 /// Two registries, one of which holds and the other of which waits.
 async fn waited_for(server: &RedisServer) -> (LockRegistry, Lease, tokio::task::JoinHandle<Lease>) {
-    let one = LockRegistry::connect(server.url()).await.unwrap();
-    let two = LockRegistry::connect(server.url()).await.unwrap();
+    let (one, two) = (patient(server).await, patient(server).await);
     let held = one.obtain("k").lease().await.unwrap();
     let waiter = tokio::spawn(async move { two.obtain("k").lease().await.unwrap() });
     wait_until("it stands in the queue", BOUND, || server.exists(QUEUE)).await;
@@ -261,7 +266,7 @@ async fn a_grant_of_another_format_is_made_good_by_looking() {
 #[tokio::test]
 async fn an_owner_of_another_form_is_a_foreign_lock() {
     let server = RedisServer::start();
-    let locks = LockRegistry::connect(server.url()).await.unwrap();
+    let locks = patient(&server).await;
     for value in ["v2/zz/1", "zz", ":", "", "zz:1:2", "\u{1}\u{2}"] {
         server.set("lock:k", value);
         assert!(
@@ -286,7 +291,7 @@ async fn an_owner_of_another_form_is_a_foreign_lock() {
 #[tokio::test]
 async fn a_fence_of_a_later_time_is_gone_on_from() {
     let server = RedisServer::start();
-    let locks = LockRegistry::connect(server.url()).await.unwrap();
+    let locks = patient(&server).await;
     let later = 2_000_000_000_000_000_u64;
     server.set(FENCE, &later.to_string());
     let lease = locks.obtain("k").lease().await.unwrap();

@@ -34,7 +34,10 @@ fn registry(mut answers: impl FnMut(&Request) -> Option<Vec<u8>> + Send + 'stati
         })
     });
     port.set(fake.port()).unwrap();
-    let url = format!("redis+cluster://127.0.0.1:{}/", fake.port());
+    let url = format!(
+        "redis+cluster://127.0.0.1:{}/?connect_timeout=30s",
+        fake.port()
+    );
     Settings::url(url, "a1").open()
 }
 

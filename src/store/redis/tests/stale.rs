@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::fake::{Fake, NOW, STALE, WON};
-use super::registry::{BOUND, Settings, attempt, enter, queue, unknown, won};
+use super::registry::{BOUND, Registry, Settings, attempt, enter, queue, unknown, won};
 use super::support::{RedisServer, on_a_steady_machine, wait_until};
 use crate::store::redis::script;
 
@@ -21,7 +21,8 @@ async fn o5_a_command_of_a_dead_connection_wins_for_nobody() {
             .await;
         server.set("lock:busy", "foreign");
         // So that the server knows the script.
-        won(&one.outcome("other", attempt(9)).await);
+        let mut other = Registry::on(&server, "b2").await;
+        won(&other.outcome("other", attempt(9)).await);
         server.reset_stats();
         server.stop();
         one.submit("k", attempt(1));
