@@ -23,7 +23,7 @@ async fn main() -> ExitCode {
         },
         Err(_) => LockRegistry::in_memory(),
     };
-    // First, so that no signal comes before somebody listens.
+    // Before anything is taken.
     let asked = asked_to_end();
     let working = tokio::spawn(serve(locks.clone()));
     asked.await;
@@ -73,7 +73,10 @@ fn asked_to_end() -> impl Future<Output = ()> {
         }
     }
     #[cfg(not(unix))]
-    async {
-        let _ = tokio::signal::ctrl_c().await;
+    {
+        let heard = tokio::spawn(tokio::signal::ctrl_c());
+        async move {
+            let _ = heard.await;
+        }
     }
 }

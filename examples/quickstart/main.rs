@@ -196,7 +196,10 @@ fn interrupted() -> impl Future<Output = ()> {
         }
     }
     #[cfg(not(unix))]
-    async {
-        let _ = tokio::signal::ctrl_c().await;
+    {
+        let heard = tokio::spawn(tokio::signal::ctrl_c());
+        async move {
+            let _ = heard.await;
+        }
     }
 }
