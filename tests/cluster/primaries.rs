@@ -140,6 +140,8 @@ async fn a_primary_hands_over_under_load() {
     let load = Load::on(&[&registries[0], &registries[1]], &["{m}:1", "{m}:2"]);
     load.goes_on("locks are had").await;
     cluster.promote(home + 3);
+    let stays = ["CONFIG", "SET", "cluster-replica-no-failover", "yes"];
+    cluster.server(home).cmd(&stays);
     load.goes_on("locks are had again").await;
     load.end().await;
 }
@@ -357,6 +359,7 @@ async fn a_busy_second_connection_is_kept() {
 async fn a_release_outlasts_nodes_that_are_silent_for_a_while() {
     for its_own in [false, true] {
         let cluster = Cluster::without_replicas();
+        cluster.take_for_dead_after(ms(1_500));
         let registry = || {
             let builder = builder(&cluster).ttl(3 * BOUND).wait(3 * BOUND);
             builder.response_timeout(2 * BOUND).build().unwrap()

@@ -7,7 +7,9 @@ use lockstream::{Lock, LockError, LockEvent, LockRegistry, LossCause, Renewal};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::watch::told_so_far;
-use crate::world::{BOUND, LATE_AT_A_SERVER, World, free, is_held, ms, poll_once, waiting};
+use crate::world::{
+    BOUND, LATE_AT_A_SERVER, PATIENCE, World, free, is_held, ms, poll_once, waiting,
+};
 
 /// Of the leases here.
 const TTL: Duration = ms(1500);
@@ -196,12 +198,14 @@ pub(crate) fn without_a_heartbeat_a_busy_runtime_loses_its_leases(w: &dyn World)
     runtime(0).block_on(async {
         let builder = w.builder().await.renew_while_busy(Duration::ZERO);
         let registry = builder.build().unwrap();
+        let first = Instant::now();
         let lease = loop {
             let lease = renewed(&registry, "k").lease().await.unwrap();
             // A renewal of one that was long in coming is on its way (W3), which is another cause.
-            if lease.deadline() - tokio::time::Instant::now() > TTL / 100 * 96 {
+            if lease.deadline() - tokio::time::Instant::now() > TTL / 4 * 3 {
                 break lease;
             }
+            assert!(first.elapsed() < PATIENCE, "none comes soon");
         };
         thread::sleep(TTL + ms(10));
         assert!(!lease.is_valid());

@@ -147,7 +147,7 @@ pub(crate) async fn groups_never_wait_for_each_other_in_a_circle(w: &dyn World) 
             ];
             mine.rotate_left(task % 3);
             let keys = mine.map(|key| format!("key-{key}"));
-            let group = locks.obtain_all(&keys).wait(ms(50_000));
+            let group = locks.obtain_all(&keys).wait(ms(200_000));
             let mut mine = mine.to_vec();
             mine.sort_unstable();
             mine.dedup();
@@ -164,7 +164,7 @@ pub(crate) async fn groups_never_wait_for_each_other_in_a_circle(w: &dyn World) 
         }
     };
     let all = join_all((0..100).map(work));
-    timeout(ms(50_000), all).await.unwrap();
+    timeout(ms(200_000), all).await.unwrap();
 }
 
 pub(crate) async fn a_key_that_is_lost_while_the_last_is_waited_for_is_taken_again(w: &dyn World) {

@@ -213,7 +213,8 @@ pub(crate) async fn a_writer_that_gives_up_wakes_the_readers_behind_it(w: &dyn W
 pub(crate) async fn very_many_readers_behind_a_writer_are_all_let_in(w: &dyn World) {
     const READERS: usize = 150;
     let [a, b, c] = w.registries().await;
-    let held = a.obtain("k").lease().await.unwrap();
+    // Nobody asks because this one may be over.
+    let held = a.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
     let (all_in, all_in_at) = (Barrier::new(READERS), Cell::new(Instant::now()));
     let read = async |locks: &LockRegistry| {
         let reading = async {

@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::assert_err;
 use crate::world::{
-    BACK, SOON, World, assert_took, connected, eventually, free, idle, ms, poll_once, waiting,
+    BACK, SOON, World, assert_took, connected, eventually, free, idle, ms, poll_once,
+    release_brief, waiting,
 };
 
 pub(crate) async fn acquiring_from_an_absent_store_errs(w: &dyn World) {
@@ -207,8 +208,7 @@ pub(crate) async fn a_reply_that_comes_too_late_brings_no_dead_lease(w: &dyn Wor
         // It counts from a question that followed an answer.
         let counts_from = lease.deadline() - ms(790) - begin;
         assert!(counts_from + ms(1) >= ms(900), "{counts_from:?}");
-        drop(lease);
-        idle(&registry).await;
+        release_brief(w, lease).await;
     }
     // And if it never gets better: busy or unreachable, but nothing that is over.
     w.set_latency(ms(1000));
@@ -257,8 +257,7 @@ pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told(w: &dyn World) 
     free(&lock).await;
     let lease = other.obtain("k").lease_once().await.unwrap();
     lease.expect("it was given back").release().await.unwrap();
-    drop(lock.lease().await.unwrap());
-    free(&lock).await;
+    release_brief(w, lock.lease().await.unwrap()).await;
 }
 
 /// An answer that is not available in the registry's time is none.

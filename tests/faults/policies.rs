@@ -122,7 +122,7 @@ async fn spin_then_sleep() {
         assert!(!acquire.await.unwrap());
         assert_eq!(mute.attempts(), 21);
         // A later wait spins again.
-        assert_eq!(mute.in_vain(&long, ms(300)).await, 21);
+        assert_eq!(mute.in_vain(&long, secs(3)).await, 21);
         // Then it asks after each sleep.
         let short = Repeat::spin_then(4, ms(100));
         assert_between(mute.in_vain(&short, ms(1_050)).await, 8, 15);

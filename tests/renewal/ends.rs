@@ -168,7 +168,7 @@ async fn a_process_stopped_for_less_than_its_ttl_keeps_its_lock() {
         let left = || ms(server.pttl("lock:k").max(0) as u64);
         for _ in 0..3 {
             // Just renewed, and it has heard of that: what is not confirmed does not count.
-            wait_until("it is renewed", BOUND, || left() > ttl - ms(50)).await;
+            wait_until("it is renewed", BOUND, || left() > ttl - ms(500)).await;
             sleep(ms(50)).await;
             holder.sigstop();
             // Its next renewal was due after a third of its ttl. The one after that is due after two.

@@ -13,9 +13,6 @@ use super::{Program, Proxy, wait_until_blocking};
 /// What the nodes may take to agree on something.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// With it no node is taken for dead because the machine stood still.
-const LASTING: &str = "cluster-node-timeout 60000";
-
 /// How many slots there are.
 const SLOTS: usize = 16_384;
 
@@ -42,14 +39,9 @@ impl Cluster {
         Self::make(Program::Usual, false, &[], false, None)
     }
 
-    /// The same, and none of them is ever taken for dead.
-    pub fn lasting() -> Self {
-        Self::make(Program::Usual, false, &[LASTING], false, None)
-    }
-
     /// The same, each behind a proxy that is all that clients ever see of it.
     pub fn behind_proxies() -> Self {
-        Self::make(Program::Usual, false, &[LASTING], true, None)
+        Self::make(Program::Usual, false, &[], true, None)
     }
 
     /// Three primaries alone of another program, and with more lines of configuration.
@@ -130,6 +122,10 @@ impl Cluster {
                 let known = |proxy: &Proxy| nodes.contains(&format!(":{}@", proxy.port()));
                 cluster.proxies.iter().all(known)
             });
+        }
+        if !replicated {
+            // Nobody would take its place: no primary is taken for dead because the machine stood still.
+            cluster.take_for_dead_after(Duration::from_secs(60));
         }
         cluster
     }
@@ -460,6 +456,14 @@ impl Cluster {
         let stays = if stands_in { "no" } else { "yes" };
         for replica in &self.servers[3..] {
             replica.cmd(&["CONFIG", "SET", "cluster-replica-no-failover", stays]);
+        }
+    }
+
+    /// For how long a node may be silent.
+    pub fn take_for_dead_after(&self, silence: Duration) {
+        let millis = silence.as_millis().to_string();
+        for server in &self.servers {
+            server.cmd(&["CONFIG", "SET", "cluster-node-timeout", &millis]);
         }
     }
 

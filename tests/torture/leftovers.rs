@@ -12,7 +12,8 @@ const QUEUE: &str = "{torture:any-0}:~queue2";
 
 /// A cluster with one entry in a queue, where the queue is, its replica, and another primary.
 fn queued() -> (Cluster, u16, [usize; 3]) {
-    let cluster = Cluster::replicated(&[]);
+    let cluster = Cluster::start();
+    cluster.let_replicas_stand_in(false);
     cluster.cmd(QUEUE, &["ZADD", QUEUE, "1", "ticket"]);
     let home = cluster.home(QUEUE);
     let places = [home, Cluster::other_of(home), (home + 1) % 3];

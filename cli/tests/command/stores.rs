@@ -59,7 +59,7 @@ fn a_redis_server_over_tls() {
 
 #[test]
 fn a_cluster() {
-    let cluster = Cluster::lasting();
+    let cluster = Cluster::without_replicas();
     let url = cluster.url();
     serves(&url);
     // On all primaries.

@@ -30,12 +30,16 @@ async fn o4_a_server_that_does_not_answer_is_given_up() {
         server.cont();
         assert!(one.up().await);
         // Its answer may take longer than that again.
+        let back = Instant::now();
         let won_at_last = loop {
+            let asked = Instant::now();
             match one.ask("other", attempt(3)).await {
                 Ok(answer) => break answer.outcome,
-                Err(OpError::Unknown(_) | OpError::Unsent(_)) => {}
+                Err(OpError::Unknown(error)) => assert!(asked.elapsed() >= timeout, "{error}"),
+                Err(OpError::Unsent(_)) => {}
                 Err(error) => panic!("{error:?}"),
             }
+            assert!(back.elapsed() < BOUND, "it is there again");
         };
         won(&won_at_last);
     })
