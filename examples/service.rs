@@ -23,7 +23,7 @@ async fn main() -> ExitCode {
         },
         Err(_) => LockRegistry::in_memory(),
     };
-    // Before anything is taken.
+    // Before a lock is taken: a signal must not end the process while it holds one.
     let asked = asked_to_end();
     let working = tokio::spawn(serve(locks.clone()));
     asked.await;

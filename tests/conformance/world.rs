@@ -217,8 +217,8 @@ pub(crate) fn assert_took(begin: Instant, expected: Duration, late: Duration) {
     );
 }
 
-/// [`assert_took`] for a key that is kept. Its time begins after `begin`, and has begun when the work was `done`, however
-/// long the store took for that.
+/// [`assert_took`] for a key that is kept. The key's time starts between `begin` and `done`, the moment at which its work
+/// was done: how long the store took in between does not count.
 #[track_caller]
 pub(crate) fn assert_was_kept(begin: Instant, done: Instant, expected: Duration, late: Duration) {
     let (most, least) = (begin.elapsed(), done.elapsed());

@@ -188,7 +188,7 @@ impl Sentinels {
                 told?;
                 // The whole fleet is told at the same moment.
                 sleep(SOON.mul_f64(rand::random())).await;
-                // The next answer is newer than all that was told so far.
+                // The next question covers every message that is here by now.
                 while let Some(told) = link.next().now_or_never() {
                     told?;
                 }
