@@ -400,6 +400,23 @@ fn a_delay_is_that_long_each_way_and_keeps_the_order() {
 }
 
 #[test]
+fn what_was_sent_before_a_word_does_not_count() {
+    let server = RedisServer::start();
+    let proxy = Proxy::to(&server);
+    proxy.count_from(b"ECHO");
+    let streams = &mut [connect(proxy.port()), connect(proxy.port())];
+    for stream in streams.iter_mut() {
+        talk(stream, "PING", "+PONG\r\n");
+    }
+    assert_eq!(proxy.bytes().0, 0);
+    talk(&mut streams[0], "ECHO 7", "$1\r\n7\r\n");
+    for stream in streams {
+        talk(stream, "PING", "+PONG\r\n");
+    }
+    assert_eq!(proxy.bytes().0, "ECHO 7\r\nPING\r\n".len() as u64);
+}
+
+#[test]
 fn a_half_close_ends_one_way_and_leaves_the_other() {
     let server = RedisServer::start();
     let proxy = Proxy::to(&server);

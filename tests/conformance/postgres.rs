@@ -66,8 +66,11 @@ impl<const PUBLISHED: bool> World for On<PUBLISHED> {
                     &format!("IN SCHEMA {} ", schema.name()),
                 ),
         );
+        let proxy = Proxy::to_port(server.port());
+        // All connections that calls come by have prepared it. A sweep, which begins at any time, has a connection of its own.
+        proxy.count_from(b"ops_1");
         Self {
-            proxy: Proxy::to_port(server.port()),
+            proxy,
             schema,
             watch: Watch::new(),
         }

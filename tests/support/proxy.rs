@@ -113,6 +113,11 @@ impl Proxy {
         self.counts.words.load(Ordering::SeqCst)
     }
 
+    /// What the client of a connection sends counts in [`Proxy::bytes`] from this word on; all of it, if the word is empty.
+    pub fn count_from(&self, word: &'static [u8]) {
+        self.order(Change::Rules(Box::new(move |rules| rules.counted = word)));
+    }
+
     /// While on, bytes and ends of that way vanish, in standing and in new connections, which are accepted and connected
     /// to the server all the same. What vanished is never made up for, so lift it only for connections yet to come.
     pub fn blackhole(&self, way: Way, on: bool) {
@@ -275,6 +280,8 @@ struct Rules {
     lost: u64,
     /// From where on the bytes of a client vanish.
     word: &'static [u8],
+    /// From where on the bytes of a client count.
+    counted: &'static [u8],
     /// What clients are told instead of which port.
     ports: Arc<[(u16, u16)]>,
     ways: [Rule; 2],
@@ -286,6 +293,7 @@ impl Rules {
             target,
             lost: 0,
             word: b"",
+            counted: b"",
             ports: Arc::new([]),
             ways: Default::default(),
         }
@@ -493,6 +501,7 @@ async fn deliver(
     subscribed: &AtomicBool,
 ) {
     let mut is_beyond_the_word = false;
+    let mut has_begun_to_count = way == Single::ToClient;
     while let Some(Chunk { bytes, due }) = queue.recv().await {
         if let Some(due) = due {
             tokio::time::sleep_until(due).await;
@@ -501,17 +510,16 @@ async fn deliver(
             // The proxy is being dropped.
             return;
         }
-        let subscribes = |bytes: &Vec<u8>| bytes.windows(9).any(|word| word == b"SUBSCRIBE");
-        if way == Single::ToServer && bytes.as_ref().is_some_and(subscribes) {
+        let holds = |word: &[u8]| {
+            let bytes = bytes.as_deref().unwrap_or_default();
+            bytes.windows(word.len()).any(|it| it == word)
+        };
+        if way == Single::ToServer && holds(b"SUBSCRIBE") {
             subscribed.store(true, Ordering::SeqCst);
         }
-        let word = rules.borrow().word;
-        let holds_it = |bytes: &Vec<u8>| bytes.windows(word.len()).any(|it| it == word);
-        if way == Single::ToServer
-            && !word.is_empty()
-            && !is_beyond_the_word
-            && bytes.as_ref().is_some_and(holds_it)
-        {
+        let (word, counted) = (rules.borrow().word, rules.borrow().counted);
+        has_begun_to_count |= !counted.is_empty() && holds(counted);
+        if way == Single::ToServer && !word.is_empty() && !is_beyond_the_word && holds(word) {
             is_beyond_the_word = true;
             counts.words.fetch_add(1, Ordering::SeqCst);
         }
@@ -521,7 +529,9 @@ async fn deliver(
             Some(_) if swallow || is_beyond_the_word => {}
             Some(bytes) => {
                 // Counted first: whoever has got an answer finds it counted.
-                counts.bytes[way as usize].fetch_add(bytes.len() as u64, Ordering::SeqCst);
+                if counted.is_empty() || has_begun_to_count {
+                    counts.bytes[way as usize].fetch_add(bytes.len() as u64, Ordering::SeqCst);
+                }
                 if sink.write_all(&bytes).await.is_err() {
                     return;
                 }
