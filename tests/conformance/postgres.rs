@@ -147,3 +147,12 @@ impl<const PUBLISHED: bool> World for On<PUBLISHED> {
         self.proxy.bytes().0
     }
 }
+
+#[tokio::test]
+async fn calls_count() {
+    let w = Postgres::new();
+    let lock = w.registry().await.obtain("k");
+    let before = w.commands();
+    assert!(lock.acquire().await.unwrap());
+    assert!(w.commands() > before);
+}
