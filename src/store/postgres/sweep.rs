@@ -33,6 +33,12 @@ impl PostgresBackend {
         let endpoint = &self.settings.endpoint;
         let mut connection = endpoint.connect().await?;
         connection.begin_calls(self.within);
+        // Somebody may have made the schema anew since the session checked it.
+        match self.check_schema(&mut connection).await {
+            Ok(()) => {}
+            Err(fault) if fault.is_passing() => return Err(fault),
+            Err(fault) => return Ok(Err(fault)),
+        }
         let caller = connection.caller.clone();
         loop {
             let began = Instant::now();

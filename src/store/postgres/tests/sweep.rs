@@ -66,6 +66,32 @@ async fn a_sweep_deletes_what_nobody_uses() {
     .await;
 }
 
+/// The schema was dropped since its session checked it, and a stranger made one of that name. What is in it would run with
+/// our rights.
+#[tokio::test]
+async fn a_sweep_calls_nothing_of_a_stranger() {
+    let server = PgServer::start();
+    let session = session(&server.url()).await;
+    server.run(
+        "DROP SCHEMA lockstream CASCADE; CREATE ROLE stranger; GRANT CREATE ON DATABASE postgres TO stranger; \
+         SET ROLE stranger; CREATE SCHEMA lockstream; CREATE TABLE lockstream.called (by_whom text); \
+         CREATE FUNCTION lockstream.sweep_1() RETURNS boolean LANGUAGE sql AS \
+         'INSERT INTO lockstream.called VALUES (current_user) RETURNING true'; RESET ROLE",
+    );
+    let log = Log::default();
+    let _hearing = log.hear(Level::WARN);
+    session.sweep().await;
+    assert_eq!(
+        server.one::<i64>("SELECT count(*) FROM lockstream.called"),
+        0
+    );
+    let told = log.take();
+    assert!(
+        told.len() == 1 && told[0].contains("belongs to the role \"stranger\""),
+        "{told:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_sweep_that_is_refused_is_told_once() {
     let server = PgServer::start();
