@@ -77,8 +77,12 @@ async fn many_registries_share_few_connections() {
         }
     };
     futures::future::join_all(registries.iter().map(turns)).await;
-    let own = server.one::<i64>("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'");
-    assert_eq!(own, 8, "each has its line on a connection of its own");
+    // A sweep has a lock, too, for a moment.
+    let own = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+    eventually("each has its line on a connection of its own", async || {
+        server.one::<i64>(own) == 8
+    })
+    .await;
 }
 
 /// A fence by a pooler is one statement of the transaction.
@@ -309,5 +313,8 @@ async fn what_is_said_to_be_a_pooler_is_taken_for_one() {
         .await
         .unwrap();
     let lines = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
-    assert_eq!(server.one::<i64>(lines), 0);
+    eventually("nobody has a line, nor sweeps", async || {
+        server.one::<i64>(lines) == 0
+    })
+    .await;
 }

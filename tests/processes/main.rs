@@ -154,6 +154,7 @@ async fn a_killed_waiter_is_passed_by<S: LockServer>() {
         wait_for_queue(&server, place).await;
     }
 
+    let _dead = server.keep_dead();
     let connections = server.connections();
     let living = workers.split_off(3);
     workers.iter_mut().for_each(Worker::sigkill);

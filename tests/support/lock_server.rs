@@ -29,6 +29,9 @@ pub(crate) trait LockServer: Sized {
     /// How many connections of registries it has.
     fn connections(&self) -> usize;
 
+    /// Nothing of the dead is swept away until that is dropped.
+    fn keep_dead(&self) -> Box<dyn Send>;
+
     /// How many registries are in the queue of `k`.
     fn queue(&self) -> u64;
 
@@ -89,6 +92,11 @@ impl LockServer for RedisServer {
         self.clients().len()
     }
 
+    /// Nobody sweeps.
+    fn keep_dead(&self) -> Box<dyn Send> {
+        Box::new(())
+    }
+
     fn queue(&self) -> u64 {
         self.ask(&["ZCARD", "{lock:k}:~queue2"])
     }
@@ -98,6 +106,10 @@ impl LockServer for RedisServer {
         kind == if shared { "zset" } else { "string" }
     }
 }
+
+/// The advisory lock of who sweeps, in the schema's `sweep_1`.
+#[cfg(feature = "postgres")]
+const SWEEP: i64 = 6_012_214_763_185_742;
 
 #[cfg(feature = "postgres")]
 impl LockServer for PgServer {
@@ -128,6 +140,13 @@ impl LockServer for PgServer {
              WHERE backend_type = 'client backend' AND application_name <> 'harness'",
         );
         usize::try_from(count).expect("it counts")
+    }
+
+    /// A registry sweeps at any time.
+    fn keep_dead(&self) -> Box<dyn Send> {
+        let mut client = self.client();
+        client.run(&format!("SELECT pg_advisory_lock({SWEEP})"));
+        Box::new(client)
     }
 
     fn queue(&self) -> u64 {
