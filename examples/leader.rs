@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
 /// How long a lead lasts when its holder is not heard of any more.
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = Duration::from_millis(1300);
 
 /// How long each leader is left in peace: part of its lease, so that it is renewed meanwhile.
 const REIGN: Duration = Duration::from_millis(600);
@@ -36,7 +36,7 @@ const KILLS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How late the next leader may be, on a machine that has other things to do.
-const LATE: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_millis(750);
 
 /// One character of the picture.
 const COLUMN: Duration = Duration::from_millis(100);

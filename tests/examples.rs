@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
+use support::{PATIENCE, RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 use tempfile::TempDir;
 
 /// Cargo builds a package's examples before its tests, and tells tests the path of neither.
@@ -32,7 +32,7 @@ fn example(name: &str) -> Command {
     command
 }
 
-/// For examples that do not say how soon they are answered: a server may stand still for a while.
+/// A server may stand still for a while.
 fn patient_url(server: &RedisServer) -> String {
     format!("{}?response_timeout=10", server.url())
 }
@@ -224,7 +224,7 @@ fn signalled_child(mut child: Child, line: &str, signal: Signal) -> (Option<i32>
     assert!(seen, "it never printed {line:?}");
     kill_process(Pid::from_child(&child), signal).unwrap();
     let mut status = None;
-    wait_until_blocking("it ends", Duration::from_secs(10), || {
+    wait_until_blocking("it ends", PATIENCE, || {
         status = child.try_wait().unwrap();
         status.is_some()
     });
@@ -266,7 +266,7 @@ fn quickstart_interrupted_leaves_nothing() {
 fn the_service_releases_at_sigterm() {
     let server = RedisServer::start();
     let mut command = example("service");
-    command.env("REDIS_URL", server.url());
+    command.env("REDIS_URL", patient_url(&server));
     let (code, rest) = signalled(command, "sweeping", Signal::TERM);
     assert_eq!(code, Some(0), "{rest}");
     assert!(rest.contains("ended: "), "{rest}");
@@ -321,11 +321,12 @@ fn assert_the_next_leads_within_the_ttl(output: &Output) {
         };
         assert_ne!(before, leader, "whoever was killed is last in line");
         let vacant = vacant.expect("there was a term before");
+        // Of a ttl that is renewed at every third two thirds are left, which is more than the next may be late.
+        let (ttl, late) = (1_300, 750);
         if end == "killed" {
-            // What was left of a ttl of 1 s that was renewed at every third.
-            assert!((500..1500).contains(&vacant), "{terms:?}");
+            assert!((ttl / 2..ttl + late).contains(&vacant), "{terms:?}");
         } else {
-            assert!(vacant < 500, "{terms:?}");
+            assert!(vacant < late, "{terms:?}");
         }
     }
     let picture = text(&output.stdout);
@@ -351,7 +352,8 @@ fn leaders_of_three_processes() {
     on_a_steady_machine_blocking(|| {
         let server = RedisServer::start();
         let mut command = example("leader");
-        let output = command.env("REDIS_URL", server.url()).output().unwrap();
+        command.env("REDIS_URL", patient_url(&server));
+        let output = command.output().unwrap();
         assert_the_next_leads_within_the_ttl(&output);
         assert!(text(&output.stdout).contains("3 processes"));
         assert_eq!(server.keys("*"), [""; 0]);
@@ -471,7 +473,7 @@ fn cron_on_a_server() {
     on_a_steady_machine_blocking(|| {
         let server = RedisServer::start();
         let mut command = example("cron");
-        let output = command.env("REDIS_URL", server.url()).output();
+        let output = command.env("REDIS_URL", patient_url(&server)).output();
         assert_at_most_once_a_period(&output.unwrap());
         assert_a_kept_key_goes(&server, "cron");
     });
@@ -479,7 +481,8 @@ fn cron_on_a_server() {
 
 /// The last run's key outlives the programs, and nothing else does.
 fn assert_a_kept_key_goes(server: &RedisServer, prefix: &str) {
-    wait_until_blocking("the key's time is over", Duration::from_secs(5), || {
+    // Less than a ttl.
+    wait_until_blocking("the key's time is over", Duration::from_secs(20), || {
         !server.exists(&format!("{prefix}:report"))
     });
     assert_eq!(server.keys("*"), [format!("{prefix}:~fence")]);
@@ -550,7 +553,7 @@ fn the_scheduler_on_a_server() {
     on_a_steady_machine_blocking(|| {
         let server = RedisServer::start();
         let mut command = example("scheduler");
-        let output = command.env("REDIS_URL", server.url()).output();
+        let output = command.env("REDIS_URL", patient_url(&server)).output();
         assert_one_instance_does_it(&output.unwrap());
         assert_a_kept_key_goes(&server, "lock");
     });
@@ -591,7 +594,7 @@ fn the_outbox_is_emptied_in_order() {
 fn the_poller_hands_the_inbox_over() {
     let server = RedisServer::start();
     let mut on_server = example("poller");
-    on_server.env("REDIS_URL", server.url());
+    on_server.env("REDIS_URL", patient_url(&server));
     for mut command in [example("poller"), on_server] {
         let output = command.output().unwrap();
         let printed = text(&output.stdout);
@@ -618,7 +621,8 @@ fn lock_it_works_with_and_without_a_server() {
     assert_eq!(text(&output.stdout), "charged once, then 100 orders\n");
     let server = RedisServer::start();
     let mut command = example("lock_it");
-    let output = command.env("REDIS_URL", server.url()).output().unwrap();
+    command.env("REDIS_URL", patient_url(&server));
+    let output = command.output().unwrap();
     assert_eq!(text(&output.stdout), "charged once, then 100 orders\n");
     assert!(!server.exists("lock:order:42"));
     assert!(server.exists("lock:~fence"), "it was never locked there");
@@ -633,6 +637,9 @@ struct Hold {
     to: f64,
     end: String,
 }
+
+/// Each process notes its own times, a little after the fact. In milliseconds.
+const NOTED_AFTER: f64 = 100.0;
 
 /// The value of an attribute in the text of an element.
 fn attribute<'a>(element: &'a str, name: &str) -> &'a str {
@@ -681,8 +688,10 @@ fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
     }
     for pair in holds.windows(2) {
         assert!(pair[0].token < pair[1].token, "{pair:?}");
-        // Each process notes its own times, a little after the fact.
-        assert!(pair[0].to - 100.0 < pair[1].from, "two at a time: {pair:?}");
+        assert!(
+            pair[0].to - NOTED_AFTER < pair[1].from,
+            "two at a time: {pair:?}"
+        );
     }
     assert!(picture.contains(", passed on, "));
     assert!(holds.iter().any(|hold| hold.end == "lost"), "{holds:?}");
@@ -701,7 +710,7 @@ fn assert_shows_a_killed_holder(output: &Output, picture: &str, place: &str) {
     assert!(dead.from <= at && next.process != dead.process, "{next:?}");
     // Not before the dead lease has run out, and not much later; its ttl is 600 ms.
     let took = next.from - dead.from;
-    assert!(took > 580.0 && took < 600.0 + 500.0, "{took}");
+    assert!(took > 600.0 - NOTED_AFTER && took < 600.0 + 500.0, "{took}");
     let last = holds.last().unwrap();
     assert!(last.from > next.from, "nobody has it again after {next:?}");
     assert!(
@@ -736,7 +745,7 @@ fn timeline_draws_a_holder_killed_among_processes() {
         let folder = TempDir::new().unwrap();
         let mut command = example("timeline");
         command
-            .env("REDIS_URL", server.url())
+            .env("REDIS_URL", patient_url(&server))
             .current_dir(folder.path());
         let output = command.output().unwrap();
         let picture = std::fs::read_to_string(folder.path().join("timeline.svg")).unwrap();

@@ -121,8 +121,7 @@ pub(crate) async fn take_part(
         let mut passed = false;
         while let Some(event) = events.next().await {
             let now = SystemTime::now().duration_since(UNIX_EPOCH);
-            let now = now.unwrap_or_default().as_micros();
-            let now = u64::try_from(now).expect("a time of this age");
+            let now = micros(now.unwrap_or_default());
             let what = match event {
                 LockEvent::Waiting { waiter, .. } => What::Waits(waiter),
                 LockEvent::Passed { .. } => {
@@ -134,11 +133,11 @@ pub(crate) async fn take_part(
                     What::Acquires(waiter, token.get(), passed)
                 }
                 LockEvent::Renewed { token, .. } => What::Renews(token.get()),
-                LockEvent::Released { token, .. } | LockEvent::Closed { token, .. } => {
-                    What::Releases(token.get())
+                LockEvent::Released { token, held, .. } | LockEvent::Closed { token, held, .. } => {
+                    What::Releases(token.get(), micros(held))
                 }
-                LockEvent::Lost { token, .. } | LockEvent::Unreleased { token, .. } => {
-                    What::Loses(token.get())
+                LockEvent::Lost { token, held, .. } | LockEvent::Unreleased { token, held, .. } => {
+                    What::Loses(token.get(), micros(held))
                 }
                 LockEvent::GaveUp { waiter, .. } => What::GivesUp(waiter),
                 _ => continue,
@@ -152,6 +151,10 @@ pub(crate) async fn take_part(
         () = crashed(&mut crash) => Ok(()),
         (ended, ()) = async { tokio::join!(ends, listens) } => ended,
     }
+}
+
+pub(crate) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).expect("a time of this age")
 }
 
 /// One caller: locks, works and pauses until it is over.

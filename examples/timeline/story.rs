@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use crate::part::micros;
 use crate::{PARTS, VICTIM};
 
 /// One thing that one of them told.
@@ -15,14 +16,14 @@ pub(crate) struct Heard {
     pub(crate) what: What,
 }
 
-/// By the numbers of waiters, and the tokens of leases.
+/// By the numbers of waiters, and the tokens of leases; and for how many microseconds a lease was held.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum What {
     Waits(u64),
     Acquires(u64, u64, bool),
     Renews(u64),
-    Releases(u64),
-    Loses(u64),
+    Releases(u64, u64),
+    Loses(u64, u64),
     GivesUp(u64),
     IsKilled,
 }
@@ -34,8 +35,8 @@ impl fmt::Display for What {
             Self::Acquires(waiter, token, false) => write!(f, "acquires {waiter} {token}"),
             Self::Acquires(waiter, token, true) => write!(f, "is-passed {waiter} {token}"),
             Self::Renews(token) => write!(f, "renews {token}"),
-            Self::Releases(token) => write!(f, "releases {token}"),
-            Self::Loses(token) => write!(f, "loses {token}"),
+            Self::Releases(token, held) => write!(f, "releases {token} {held}"),
+            Self::Loses(token, held) => write!(f, "loses {token} {held}"),
             Self::GivesUp(waiter) => write!(f, "gives-up {waiter}"),
             Self::IsKilled => write!(f, "is-killed"),
         }
@@ -56,8 +57,8 @@ impl Heard {
                 What::Acquires(waiter.parse().ok()?, token.parse().ok()?, true)
             }
             ["renews", token] => What::Renews(token.parse().ok()?),
-            ["releases", token] => What::Releases(token.parse().ok()?),
-            ["loses", token] => What::Loses(token.parse().ok()?),
+            ["releases", token, held] => What::Releases(token.parse().ok()?, held.parse().ok()?),
+            ["loses", token, held] => What::Loses(token.parse().ok()?, held.parse().ok()?),
             ["gives-up", waiter] => What::GivesUp(waiter.parse().ok()?),
             _ => return None,
         };
@@ -67,7 +68,7 @@ impl Heard {
 
     pub(crate) fn killed_now(part: usize) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let at = u64::try_from(now.unwrap_or_default().as_micros()).expect("a time of this age");
+        let at = micros(now.unwrap_or_default());
         let what = What::IsKilled;
         Self { part, at, what }
     }
@@ -124,7 +125,8 @@ impl Story {
         for Heard { part, at, what } in heard {
             let part = *part;
             #[allow(clippy::cast_precision_loss, reason = "some seconds at most")]
-            let at = (at - begin) as f64 / 1000.0;
+            let millis = |micros: u64| micros as f64 / 1000.0;
+            let at = millis(at - begin);
             story.lasts = story.lasts.max(at);
             match *what {
                 What::Waits(waiter) => {
@@ -163,10 +165,11 @@ impl Story {
                         hold.renewed.push(at);
                     }
                 }
-                What::Releases(token) | What::Loses(token) => {
-                    let lost = matches!(what, What::Loses(_));
+                What::Releases(token, held) | What::Loses(token, held) => {
+                    let lost = matches!(what, What::Loses(..));
                     if let Some(hold) = story.hold(part, token) {
-                        hold.to = at;
+                        // An end is told when the store has confirmed it. By then another may have begun.
+                        hold.to = at.min(hold.from + millis(held));
                         hold.end = if lost { End::Lost } else { End::Released };
                     }
                 }

@@ -242,7 +242,7 @@ fn the_order_of_a_killed_instance_is_paid_by_the_other() {
         hangs.child.kill().unwrap();
         hangs.child.wait().unwrap();
         let mut answers = Vec::new();
-        wait_until_blocking("the other pays", BOUND, || {
+        wait_until_blocking("the other pays", 2 * BOUND, || {
             let (status, _) = other.pay(9);
             answers.push(status);
             status != 409

@@ -14,10 +14,13 @@ use tokio::sync::Notify;
 use tokio_postgres::{Client, NoTls, Transaction};
 
 use crate::slow::DEPOSIT;
-use crate::{Error, FEE, KEY, OPENING, PAYMENT, TTL};
+use crate::{Error, FEE, KEY, OPENING, PAYMENT};
+
+/// How long a lease lasts; the holder's is not renewed. In this time it has begun its transaction, and fenced it.
+const TTL: Duration = Duration::from_millis(1_200);
 
 /// For how long the holder is stopped where nobody gets the lock meanwhile: its lease is over by then.
-const STOP: Duration = Duration::from_millis(1_500);
+const STOP: Duration = Duration::from_millis(2_200);
 
 /// How a transaction finds out whether its lease is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
