@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::libs::{Outcome, told};
 
 /// How long the server may take to start, or to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const PORTS: Range<u16> = 10_000..16_000;
 

@@ -23,7 +23,7 @@ use crate::scenarios::Scenario;
 pub(crate) const FLAG: &str = "--worker";
 
 /// How long a process may take to start, and to connect.
-const START: Duration = Duration::from_secs(10);
+const START: Duration = Duration::from_secs(60);
 
 /// What one process has to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn one_that_hangs_is_given_up_and_ended() {
-        let mut worker = shell("echo ready; exec sleep 30");
+        let mut worker = shell("echo ready; exec sleep 600");
         worker.expect("ready", START).unwrap();
         let error = worker.expect("done", Duration::from_millis(20));
         assert!(error.unwrap_err().starts_with("hung"));
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn one_that_ends_early_is_not_waited_for() {
         let begin = Instant::now();
-        let error = shell("exit 101").expect("done", Duration::from_secs(60));
+        let error = shell("exit 101").expect("done", 10 * START);
         assert!(error.unwrap_err().contains("ended"));
         assert!(begin.elapsed() < START);
     }

@@ -117,7 +117,9 @@ async fn these_are_needed(program: Program, first: usize) {
                     );
                     assert!(!error.is_retryable(), "{right}: {text}");
                 }
-                assert!(begin.elapsed() < BOUND, "{right}: {:?}", begin.elapsed());
+                // None of them is waited with, which would be for 30 s.
+                let took = begin.elapsed();
+                assert!(took < 3 * BOUND, "{right}: {took:?}");
                 set(&words);
                 // The registry is as good as new.
                 let lease = registry.obtain("k").lease().await.unwrap();

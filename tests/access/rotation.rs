@@ -14,8 +14,11 @@ use crate::BOUND;
 use crate::hearing::Log;
 use crate::support::{ClientRow, Program, RedisServer, least_rights, wait_until};
 
-/// For a reconnect after refused attempts: the pauses between them are 2 s at most.
-const LATER: Duration = Duration::from_secs(10);
+/// For a reconnect after refused attempts: the pauses between them are 2 s at most. A renewal is due later than that.
+const LATER: Duration = Duration::from_secs(15);
+
+/// Of leases that outlive the pauses between attempts to connect, and are renewed after each of them.
+const TTL: Duration = Duration::from_secs(60);
 
 /// A server that knows `lockstream` by the first of the passwords.
 fn server() -> RedisServer {
@@ -52,8 +55,7 @@ fn builder(server: &RedisServer) -> (RedisStoreBuilder, watch::Sender<Credential
 
 fn registry(builder: RedisStoreBuilder) -> LockRegistry {
     let store = builder.connect_lazy().unwrap();
-    // Leases outlive the pauses between attempts to connect, and are renewed after each of them.
-    let locks = LockRegistry::builder(store).ttl(Duration::from_secs(15));
+    let locks = LockRegistry::builder(store).ttl(TTL).wait(2 * TTL);
     locks.response_timeout(BOUND).build().unwrap()
 }
 
@@ -125,7 +127,7 @@ async fn a_password_rotates_under_held_leases() {
     for lease in leases {
         lease.release().await.unwrap();
     }
-    let next = timeout(LATER, waiter).await.expect("it kept its place");
+    let next = timeout(2 * BOUND, waiter).await.expect("it kept its place");
     next.unwrap().unwrap().release().await.unwrap();
     assert_eq!(server.keys("*"), ["lock:~fence"]);
 }
@@ -156,7 +158,7 @@ async fn a_connection_is_authenticated_anew(server: &RedisServer) {
         are_anothers(server, &before)
     })
     .await;
-    assert!(lease.extend(Duration::from_secs(20)).await.is_ok());
+    assert!(lease.extend(2 * TTL).await.is_ok());
     // So is one that is made later, also when nobody sends credentials any more.
     drop(rotate);
     let later = registry(builder);
@@ -201,7 +203,7 @@ async fn a_provider_that_is_late_costs_no_lease() {
     all_renewed(&mut events, 1).await;
     assert!(lease.is_valid() && held.is_valid());
     lease.release().await.unwrap();
-    let next = timeout(LATER, waiter).await.expect("it is served");
+    let next = timeout(2 * BOUND, waiter).await.expect("it is served");
     next.unwrap().unwrap().release().await.unwrap();
     held.release().await.unwrap();
 }
@@ -224,7 +226,7 @@ async fn refused_credentials_leave_the_connection_as_it_is() {
     })
     .await;
     assert_eq!(connections(&server, "lockstream"), before);
-    lease.extend(Duration::from_secs(20)).await.unwrap();
+    lease.extend(2 * TTL).await.unwrap();
     lease.release().await.unwrap();
     let logged = log.text();
     assert!(!logged.contains("s3kret"), "{logged}");
@@ -350,7 +352,7 @@ async fn every_connection_to_a_cluster_rotates() {
     all_renewed(&mut events, keys.len()).await;
     for (lease, waiter) in leases.into_iter().zip(waiters) {
         lease.release().await.unwrap();
-        let next = timeout(LATER, waiter).await.expect("it kept its place");
+        let next = timeout(2 * BOUND, waiter).await.expect("it kept its place");
         next.unwrap().unwrap().release().await.unwrap();
     }
     assert!(of("lockstream").iter().all(BTreeSet::is_empty));

@@ -7,7 +7,7 @@ use lockstream::LockRegistry;
 use tokio::time::timeout;
 
 use crate::BOUND;
-use crate::support::wait_until;
+use crate::support::{PATIENCE, wait_until};
 
 /// Tasks in two registries that lock the same keys again and again, and see that nobody else is there.
 pub(crate) struct Load {
@@ -30,7 +30,7 @@ impl Load {
                     let (stop, done, inside) = (stop.clone(), done.clone(), inside.clone());
                     tasks.push(tokio::spawn(async move {
                         while !stop.load(Ordering::Relaxed) {
-                            let lease = timeout(BOUND, lock.lease()).await.unwrap().unwrap();
+                            let lease = timeout(PATIENCE, lock.lease()).await.unwrap().unwrap();
                             let before = inside.swap(u64::MAX, Ordering::SeqCst);
                             assert!(before < lease.token().get(), "somebody is in, or was later");
                             tokio::task::yield_now().await;
@@ -48,7 +48,7 @@ impl Load {
     /// Waits for so many turns more.
     pub(crate) async fn goes_on(&self, what: &str) {
         let before = self.done.load(Ordering::Relaxed);
-        wait_until(what, BOUND, || {
+        wait_until(what, PATIENCE, || {
             self.done.load(Ordering::Relaxed) > before + 200
                 || self.tasks.iter().any(tokio::task::JoinHandle::is_finished)
         })

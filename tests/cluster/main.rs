@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, LockRegistryBuilder};
 pub(crate) use support::ms;
-use support::{Cluster, wait_until};
+use support::{Cluster, PATIENCE, wait_until};
 use tokio::time::sleep;
 
 /// For what takes a reconnect or the promotion of a replica; no more than the usual ttl.
@@ -37,9 +37,11 @@ pub(crate) const BOUND: Duration = Duration::from_secs(20);
 /// What comes sooner has come by a grant: any waiter asks by itself every 8 to 12 s.
 pub(crate) const BY_GRANT: Duration = Duration::from_secs(7);
 
+/// Its leases and waits outlast a promotion, also one that takes long.
 pub(crate) fn builder(cluster: &Cluster) -> LockRegistryBuilder {
     let store = RedisStore::connect_lazy(cluster.url()).unwrap();
-    LockRegistry::builder(store).response_timeout(ms(3000))
+    let builder = LockRegistry::builder(store).response_timeout(ms(3000));
+    builder.ttl(6 * BOUND).wait(6 * BOUND)
 }
 
 /// The fences are kept, and nothing else.
@@ -63,7 +65,7 @@ pub(crate) async fn queued(registry: &LockRegistry, key: &str) {
     let begin = Instant::now();
     // A node that has just gone is an error.
     while !matches!(registry.obtain(key).inspect().await, Ok(seen) if seen.waiting > 0) {
-        assert!(begin.elapsed() < BOUND, "nobody waits for {key}");
+        assert!(begin.elapsed() < PATIENCE, "nobody waits for {key}");
         sleep(ms(5)).await;
     }
 }

@@ -173,7 +173,8 @@ async fn a_node_that_is_stopped_is_not_waited_for() {
         urls.rotate_left(stopped);
         let begin = Instant::now();
         let store = RedisStore::cluster(urls).await.unwrap();
-        assert!(begin.elapsed() < ms(2500), "{:?}", begin.elapsed());
+        // It would be waited for until the time to connect is over: five seconds.
+        assert!(begin.elapsed() < ms(4000), "{:?}", begin.elapsed());
         let registry = LockRegistry::builder(store).build().unwrap();
         let mut keys = (0..).map(|number| format!("other:{number}"));
         let key = keys.find(|key| cluster.home(&format!("lock:{key}")) != stopped);
@@ -222,8 +223,8 @@ async fn a_cluster_that_comes_back_is_found() {
     for index in 0..3 {
         cluster.server_mut(index).restart();
     }
-    let lease = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
-    lease.release().await.unwrap();
+    let lease = timeout(6 * BOUND, waiter).await.unwrap();
+    lease.unwrap().unwrap().release().await.unwrap();
     // Nobody there has heard of it, as its holder is told before its time.
     assert!(timeout(BOUND, held.lost()).await.unwrap().is_lost());
     drop(held);
@@ -303,7 +304,8 @@ async fn a_second_connection_that_vanishes_is_made_again() {
         let id = listening(home).expect("who waits listens");
         let before = proxy.accepted();
         proxy.lose_subscribers();
-        wait_until("it is made again", BOUND, || proxy.accepted() > before).await;
+        // The question comes after 8 to 12 s (W2), and once.
+        wait_until("it is made again", ms(15_500), || proxy.accepted() > before).await;
         wait_until("it listens again", BOUND, || {
             listening(home).is_some_and(|it| it != id)
         })

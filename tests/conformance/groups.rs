@@ -370,7 +370,7 @@ pub(crate) async fn the_first_loss_releases_the_rest_by_itself(w: &dyn World) {
     // Found by an extension.
     let lease = group.lease().await.unwrap();
     w.expire("a");
-    assert_err!(lease.extend(ms(20_000)).await, Lost, "a");
+    assert_err!(lease.extend(ms(60_000)).await, Lost, "a");
     all_free(&there, &["a", "b", "c"]).await;
     let lost = lease.lost().await;
     assert!(lost.is_lost() && lost.key() == "a", "{lost:?}");
@@ -380,7 +380,7 @@ pub(crate) async fn the_first_loss_releases_the_rest_by_itself(w: &dyn World) {
     let brief = here.obtain_all(["a", "b"]).ttl(ms(1400));
     let inside = async {
         let nested = here.obtain("b").reentrant().lease().await.unwrap();
-        nested.extend(ms(30_000)).await.unwrap();
+        nested.extend(ms(60_000)).await.unwrap();
         let lost = timeout(BOUND, nested.lost()).await.unwrap();
         assert!(lost.is_lost() && lost.key() == "b", "{lost:?}");
         all_free(&there, &["a", "b"]).await;

@@ -372,7 +372,7 @@ pub(crate) async fn a_verification_prolongs_nothing(w: &dyn World) {
 pub(crate) async fn a_verification_without_an_answer_says_so(w: &dyn World) {
     let here = w.builder().await.response_timeout(ms(300)).build().unwrap();
     connected(&here).await;
-    let lease = here.obtain("k").ttl(ms(20_000)).lease().await.unwrap();
+    let lease = here.obtain("k").ttl(ms(60_000)).lease().await.unwrap();
     w.set_offline(true);
     let begin = Instant::now();
     let mut dropped = lease.verify();

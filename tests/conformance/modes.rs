@@ -470,7 +470,7 @@ pub(crate) async fn permits_and_readers_go_from_process_to_process(w: &dyn World
     ];
     for (lock, other) in cases {
         let beside = once(&other).await.unwrap();
-        let lease = lock.ttl(ms(20_000)).lease().await.unwrap();
+        let lease = lock.ttl(ms(60_000)).lease().await.unwrap();
         let (token, owner, view) = (lease.token(), lease.owner(), lease.view());
         let taken = third.obtain("k").inspect().await.unwrap().taken;
         let detached = lease.detach().unwrap();

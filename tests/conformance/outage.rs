@@ -124,7 +124,7 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later(w: &dyn Wor
     let there = w.registry().await;
     let here = w.builder().await.response_timeout(ms(500)).build().unwrap();
     connected(&here).await;
-    let lock = here.obtain("k").ttl(ms(30_000));
+    let lock = here.obtain("k").ttl(ms(60_000));
     let begin = Instant::now();
     let work = async {
         w.set_offline(true);
@@ -134,7 +134,7 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later(w: &dyn Wor
     if w.is_paused() {
         assert_took(begin, ms(500), ms(0));
     }
-    assert!(begin.elapsed() <= BACK, "one response time-out at most");
+    assert!(begin.elapsed() <= SOON, "one response time-out at most");
     let rows = async || {
         let rows = stream::iter([1]).with_lock(&lock);
         rows.collect::<Vec<_>>().await
@@ -142,9 +142,9 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later(w: &dyn Wor
     w.set_offline(false);
     let begin = Instant::now();
     let other = there.obtain("k");
-    let soon = if w.is_paused() { ms(10) } else { 3 * BACK };
+    let soon = if w.is_paused() { ms(10) } else { 2 * BACK };
     assert!(other.acquire_within(soon).await.unwrap());
-    assert!(begin.elapsed() < 3 * BACK, "well before the lease's end");
+    assert!(begin.elapsed() < 2 * BACK, "well before the lease's end");
     assert!(other.release().await.unwrap());
     assert_eq!(rows().await.len(), 1);
     idle(&here).await;
@@ -154,7 +154,7 @@ pub(crate) async fn a_release_that_cannot_be_told_is_made_good_later(w: &dyn Wor
 pub(crate) async fn a_guards_release_tries_until_the_deadline(w: &dyn World) {
     let registry = w.registry().await;
     // It ends long after the store is back.
-    let lease = registry.obtain("a").ttl(ms(20_000)).lease().await.unwrap();
+    let lease = registry.obtain("a").ttl(ms(60_000)).lease().await.unwrap();
     w.set_offline(true);
     let (released, ()) = tokio::join!(lease.release(), async {
         sleep(ms(200)).await;
@@ -239,7 +239,7 @@ pub(crate) async fn a_store_that_is_too_slow_for_the_ttl_is_told(w: &dyn World) 
     w.set_latency(SLOW);
     let polled = Cell::new(false);
     let work = async { polled.set(true) }.with_lock(&lock);
-    let long = slow.obtain("k").ttl(ms(20_000));
+    let long = slow.obtain("k").ttl(ms(60_000));
     let (first, skipped, worked, long) = tokio::join!(
         lock.lease(),
         lock.lease().or_skip(),

@@ -15,8 +15,8 @@ use crate::redis::{Make, On, Redis};
 use crate::support::{RedisServer, chain};
 use crate::watch::{assert_names, name, told_so_far, told_until};
 use crate::world::{
-    BOUND, SOON, TTL, World, assert_took, connected, empty, eventually, free, idle, is_held, ms,
-    poll_once, waiting,
+    BACK, BOUND, PATIENCE, SOON, TTL, World, assert_took, connected, empty, eventually, free, idle,
+    is_held, ms, poll_once, waiting,
 };
 
 /// `SET key value NX PX`, as any other program locks: whether it got the key.
@@ -416,7 +416,8 @@ pub(crate) async fn a_server_that_is_stopped_is_told_of_in_time(w: &On<impl Make
     assert_err!(lock.acquire_within(ms(400)).await, Store, "k");
     assert_took(begin, ms(400), w.late());
     w.server().cont();
-    assert!(lock.acquire_within(SOON).await.unwrap());
+    // After a pause of the connection; and not because a lease is over that nobody has asked for any more.
+    assert!(lock.acquire_within(BACK).await.unwrap());
     assert!(lock.release().await.unwrap());
     idle(&registry).await;
     free(&lock).await;
@@ -456,7 +457,8 @@ pub(crate) async fn a_server_that_lost_its_data_tells_the_holders(w: &mut On<imp
     };
     assert_eq!(cause, LossCause::ServerChanged);
     assert!(acquired.unwrap());
-    assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
+    // Who waits would ask by itself a second later (W2).
+    assert!(begin.elapsed() < ms(7000), "{:?}", begin.elapsed());
     assert!(other.release().await.unwrap());
 }
 
@@ -476,7 +478,7 @@ pub(crate) async fn a_lead_that_the_server_refuses_is_had_when_it_relents(w: &Re
     let sent = w.commands() - before;
     assert!((2..60).contains(&sent), "{sent} commands in 1.5 s");
     assert!(w.server().del(queue));
-    let told = timeout(BOUND, campaign.next()).await.unwrap();
+    let told = timeout(PATIENCE, campaign.next()).await.unwrap();
     assert!(matches!(told, Some(Leadership::Leader(_))), "{told:?}");
 }
 
@@ -514,7 +516,7 @@ pub(crate) async fn a_restart_is_told_once(w: &mut Redis) {
     told_until(&mut events, "store down").await;
     // It is connected to again when somebody needs it.
     let lock = registry.obtain("k");
-    assert!(lock.acquire_within(SOON).await.unwrap());
+    assert!(lock.acquire_within(BACK).await.unwrap());
     assert!(lock.release().await.unwrap());
     let mut told = told_so_far(&mut events).await;
     let up = told.iter().position(|event| name(event) == "store up");

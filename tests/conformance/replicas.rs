@@ -9,7 +9,7 @@ use lockstream::store::{RedisStore, RedisStoreBuilder};
 use crate::redis::Redis;
 use crate::support::{RedisServer, wait_until_blocking};
 use crate::watch::{Builder, Watch};
-use crate::world::{BOUND, World, ms};
+use crate::world::{EVENTUALLY, World, ms};
 
 #[derive(Debug)]
 pub(crate) struct OnReplicas {
@@ -34,7 +34,7 @@ impl World for OnReplicas {
         let replica = RedisServer::builder()
             .config(format!("replicaof 127.0.0.1 {}", primary.port()))
             .start();
-        wait_until_blocking("the replica follows", BOUND, || {
+        wait_until_blocking("the replica follows", EVENTUALLY, || {
             primary.set("probe", "");
             primary.ask::<u64>(&["WAIT", "1", "1000"]) == 1
         });

@@ -142,7 +142,7 @@ pub(crate) fn waiters_outlive_another_runtime(w: &dyn World) {
     );
     let (first, second) = (runtime(), runtime());
     let held = second
-        .block_on(other.obtain("k").ttl(ms(16_000)).lease())
+        .block_on(other.obtain("k").ttl(ms(60_000)).lease())
         .unwrap();
     let begin = std::time::Instant::now();
     // The first who waits brings the tasks to its runtime.

@@ -12,7 +12,7 @@ use lockstream::{
 };
 use tokio::time::Instant;
 
-use crate::world::{BOUND, ms};
+use crate::world::{EVENTUALLY, ms};
 
 /// The events of all registries of a case, each from its beginning.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl Watch {
         let watched = std::mem::take(&mut *self.events.lock().unwrap());
         let mut all = Vec::new();
         for events in watched {
-            let (told, ended) = all_of(&events, BOUND).await;
+            let (told, ended) = all_of(&events, EVENTUALLY).await;
             assert!(ended, "it does not end: {told:#?}");
             assert_in_order_and_complete(&told, self.began.elapsed());
             all.push(told);
@@ -360,7 +360,7 @@ pub(crate) fn told_until<'a>(
     async move {
         let mut told = Vec::new();
         loop {
-            match tokio::time::timeout(BOUND, events.next()).await {
+            match tokio::time::timeout(EVENTUALLY, events.next()).await {
                 Ok(Some(event)) => told.push(event),
                 other => panic!("{place}: {other:?} before {last:?}: {told:#?}"),
             }

@@ -305,7 +305,7 @@ async fn a_quorum_can_be_used_if_a_majority_can() {
     let urls = servers.each_ref().map(RedisServer::url);
     let nodes: Result<Vec<_>, _> = urls.iter().map(RedisStore::connect_lazy).collect();
     let locks = LockRegistry::builder(QuorumStore::new(nodes.unwrap()).unwrap());
-    let locks = locks.build().unwrap();
+    let locks = locks.response_timeout(BOUND).build().unwrap();
     let check = locks.check().await.unwrap();
     assert_sound(&check, 3);
     assert!(

@@ -31,7 +31,7 @@ use lockstream::{LockError, LockRegistry, StoreError};
 pub(crate) use support::ms;
 use support::{Role, Worker};
 
-/// For what takes some round trips, and the start of a process.
+/// For what takes some round trips or a reconnect.
 pub(crate) const BOUND: Duration = Duration::from_secs(10);
 
 /// A registry that has not connected.

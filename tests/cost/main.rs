@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use lock_server::{BOUND, LockServer, registry_builder, wait_for_queue};
 use lockstream::{Lease, LockRegistry, LockRegistryBuilder};
-use support::{RedisServer, wait_until};
+use support::{PATIENCE, RedisServer, wait_until};
 use tokio::time::{sleep, timeout};
 
 /// Over so much time a waiter must not ask again, by design: a ttl of 30 s is far from over, and so are the 8 to 12 s of W2.
@@ -146,24 +146,31 @@ async fn a_thousand_waiters_share_a_connection() {
     let server = RedisServer::start();
     let (here, there) = (registry(&server).await, registry(&server).await);
     let held = there.obtain("k").lease().await.unwrap();
+    // A tenure is of 20 ms: the slower the machine is, the more often the key is yielded.
     let waiters = join_all((0..1_000).map(|_| {
-        let lock = here.obtain("k");
+        let lock = here.obtain("k").wait(2 * PATIENCE);
         async move {
             let lease = lock.lease().await.unwrap();
-            let token = lease.token();
+            let (token, had) = (lease.token(), Instant::now());
             lease.release().await.unwrap();
-            token
+            (token, had)
         }
     }));
     let waiters = tokio::spawn(waiters);
     wait_for_queue(&server, 1).await;
     assert_eq!(server.clients().len(), 2);
     held.release().await.unwrap();
-    let tokens = timeout(2 * BOUND, waiters)
+    let begin = Instant::now();
+    let served = timeout(2 * PATIENCE, waiters)
         .await
         .expect("all are served")
         .unwrap();
+    let (tokens, mut times): (Vec<_>, Vec<_>) = served.into_iter().unzip();
     assert!(tokens.is_sorted());
+    // Nobody had to ask after 8 s (W2).
+    times.insert(0, begin);
+    let mut pauses = times.windows(2).map(|two| two[1].duration_since(two[0]));
+    assert!(pauses.all(|pause| pause < BOUND), "{times:?}");
     wait_until("nothing is left", BOUND, || {
         server.keys("*") == ["lock:~fence"]
     })

@@ -4,9 +4,7 @@ use lockstream::LockRegistry;
 use tokio::time::{sleep, timeout};
 
 use crate::support::{Proxy, RedisServer, Way, wait_until};
-use crate::{BOUND, builder, ms, nothing_left};
-
-const LONG: std::time::Duration = ms(30_000);
+use crate::{BOUND, LONG, builder, ms, nothing_left};
 
 async fn two(server: &RedisServer, proxy: &Proxy) -> (LockRegistry, LockRegistry) {
     let here = builder(&server.url()).await.build().unwrap();
@@ -112,7 +110,7 @@ async fn a_server_that_lost_its_data_has_nothing_to_adopt() {
         .detach()
         .unwrap();
     server.restart();
-    let adopting = timeout(BOUND, async {
+    let adopting = timeout(4 * BOUND, async {
         loop {
             match there.adopt(detached.clone()).await {
                 Err(lockstream::LockError::Store { .. }) => sleep(ms(20)).await,

@@ -35,6 +35,12 @@ pub(crate) use support::ms;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+/// The ttls and waits of who is in a test to its end: these are never over, however slow the machine is.
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+/// For a reconnect, whose pause may be of 2 s. Whoever waits asks by itself after 8 s (W2).
+pub(crate) const UNASKED: Duration = ms(7_500);
+
 /// One who holds `k` and, in another process as it were, one who waits for it, behind a third who only looks.
 pub(crate) struct Scene {
     pub(crate) holding: LockRegistry,
@@ -59,7 +65,7 @@ impl Scene {
         ttl: Duration,
     ) -> Self {
         let lease = holding.obtain("k").ttl(ttl).lease().await.unwrap();
-        let waiter = tokio::spawn(waiting.obtain("k").lease());
+        let waiter = tokio::spawn(waiting.obtain("k").wait(LONG).lease());
         wait_for_queue(server, 1).await;
         Self {
             holding,

@@ -8,8 +8,8 @@ use futures::{StreamExt, stream};
 use lockstream::{FutureLockExt, LockError, LockRegistry, StreamLockExt};
 use tokio::time::{sleep, timeout};
 
-use crate::support::RedisServer;
-use crate::{BOUND, builder, ms, nothing_left};
+use crate::support::{PATIENCE, RedisServer};
+use crate::{BOUND, LONG, builder, ms, nothing_left};
 
 const KEYS: usize = 6;
 const ITEMS: usize = 240;
@@ -56,7 +56,7 @@ async fn pipelines_go_on(keeps_data: bool) {
         server
     };
     let all = async { tokio::join!(breaks, consume(&here), consume(&there)) };
-    let (server, ..) = timeout(8 * BOUND, all).await.expect("all end");
+    let (server, ..) = timeout(2 * PATIENCE, all).await.expect("all end");
     nothing_left(&server, &[&here, &there]).await;
 }
 
@@ -70,8 +70,8 @@ impl Drop for Leaves<'_> {
 }
 
 async fn locks(server: &RedisServer) -> LockRegistry {
-    let ttl = Duration::from_secs(60);
-    builder(&server.url()).await.ttl(ttl).build().unwrap()
+    // What is lost to all is lost to the end of the test.
+    builder(&server.url()).await.ttl(LONG).build().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,7 +102,7 @@ async fn a_stream_that_leads_is_made_again_when_the_lead_is_lost_with_the_data()
             tokio::task::yield_now().await;
         }
     };
-    let next = timeout(4 * BOUND, another).await.expect("it leads again");
+    let next = timeout(PATIENCE, another).await.expect("it leads again");
     assert!(next > first);
     assert!(server.exists("lock:k"));
 }

@@ -3,10 +3,8 @@ use std::time::Instant;
 use lockstream::LockError;
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Proxy, RedisServer, wait_until};
-use crate::{BOUND, Scene, builder, ms, nothing_left, served};
-
-const LONG: std::time::Duration = ms(30_000);
+use crate::support::{PATIENCE, Proxy, RedisServer, wait_until};
+use crate::{BOUND, LONG, Scene, UNASKED, builder, ms, nothing_left, served};
 
 #[tokio::test]
 async fn connections_killed() {
@@ -15,7 +13,7 @@ async fn connections_killed() {
     for _ in 0..3 {
         let before: Vec<_> = server.clients().iter().map(|it| it.id()).collect();
         assert_eq!(server.client_kill_all(), 2);
-        wait_until("both are back", BOUND, || {
+        wait_until("both are back", UNASKED, || {
             let now = server.clients();
             now.len() == 2 && now.iter().all(|it| !before.contains(&it.id()))
         })
@@ -47,12 +45,14 @@ async fn connections_killed_while_the_lock_changes_hands() {
             tokio::task::yield_now().await;
         }
         server.client_kill_all();
-        let released = timeout(BOUND, release)
+        let killed = Instant::now();
+        let released = timeout(UNASKED, release)
             .await
             .expect("a release ends")
             .unwrap();
         released.unwrap();
-        let next = served(waiter, BOUND).await;
+        // Its connection is as far: the two pauses run side by side.
+        let next = served(waiter, UNASKED.saturating_sub(killed.elapsed())).await;
         assert!(next.token().get() > last, "tokens grow");
         last = next.token().get();
         next.release().await.unwrap();
@@ -91,10 +91,16 @@ async fn connections_killed_under_four_waiters() {
             tokio::task::yield_now().await;
         }
         server.client_kill_all();
-        timeout(BOUND, release).await.unwrap().unwrap().unwrap();
+        let killed = Instant::now();
+        timeout(UNASKED, release).await.unwrap().unwrap().unwrap();
         let mut order = Vec::new();
         for left in (0..4).rev() {
-            let (n, lease) = timeout(BOUND, served.recv()).await.unwrap().unwrap();
+            // Only the first may still have to connect, beside the holder.
+            let within = match left {
+                3 => UNASKED.saturating_sub(killed.elapsed()),
+                _ => BOUND,
+            };
+            let (n, lease) = timeout(within, served.recv()).await.unwrap().unwrap();
             order.push(n);
             // The others are back in their places.
             while holding.obtain("k").inspect().await.unwrap().waiting != left {
@@ -246,12 +252,12 @@ async fn stopped_for_longer_than_the_response_time_out() {
     sleep(ms(800)).await;
     assert!(!patient.is_finished() && scene.lease.is_valid());
     server.cont();
-    served(patient, BOUND).await.release().await.unwrap();
+    served(patient, UNASKED).await.release().await.unwrap();
     // The attempt that nobody waited for was given up or released.
     let free = scene
         .waiting
         .obtain("other")
-        .lease_within(BOUND)
+        .lease_within(UNASKED)
         .await
         .unwrap();
     free.release().await.unwrap();
@@ -264,8 +270,11 @@ async fn stopped_amid_hand_overs() {
     let server = RedisServer::start();
     let url = server.url();
     let quick = async || {
+        // What is lost to all is lost to the end of the test.
         builder(&url)
             .await
+            .ttl(LONG)
+            .wait(LONG)
             .response_timeout(ms(300))
             .build()
             .unwrap()
@@ -291,7 +300,7 @@ async fn stopped_amid_hand_overs() {
     }
     let mut all = Vec::new();
     for task in tasks {
-        let tokens = timeout(4 * BOUND, task)
+        let tokens = timeout(2 * PATIENCE, task)
             .await
             .expect("nobody is forgotten")
             .unwrap();
@@ -321,7 +330,7 @@ async fn demoted_and_promoted_again() {
     sleep(ms(500)).await;
     assert!(!release.is_finished() && !scene.waiter.is_finished() && !patient.is_finished());
     server.cmd(&["REPLICAOF", "NO", "ONE"]);
-    let released = timeout(BOUND, release)
+    let released = timeout(UNASKED, release)
         .await
         .expect("a release ends")
         .unwrap();
@@ -329,7 +338,7 @@ async fn demoted_and_promoted_again() {
     let next = served(scene.waiter, BOUND).await;
     assert!(next.token() > token);
     next.release().await.unwrap();
-    served(patient, BOUND).await.release().await.unwrap();
+    served(patient, UNASKED).await.release().await.unwrap();
     nothing_left(&server, &[&scene.holding, &scene.waiting]).await;
 }
 

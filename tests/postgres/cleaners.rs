@@ -8,7 +8,7 @@ use lockstream::{LockError, LockRegistry, Renewal};
 
 use crate::faults::Pair;
 use crate::support::{PgServer, on_a_steady_machine};
-use crate::{BOUND, builder, eventually, ms, registry, told};
+use crate::{BOUND, PATIENCE, builder, eventually, ms, patient, registry, told};
 
 /// A sweep locks its own first: emptied in this order, they never wait for each other.
 const TABLES: [&str; 8] = [
@@ -73,7 +73,7 @@ async fn a_single_table_is_emptied_while_locks_are_held_and_waited_for() {
         let empty = async |table: &str| {
             let schema = format!("of_{table}");
             let registry = async || -> LockRegistry {
-                let store = PostgresStore::builder(server.url()).schema(&schema);
+                let store = patient(server.url()).schema(&schema);
                 builder(store.connect().await.unwrap()).build().unwrap()
             };
             let (one, other) = (registry().await, registry().await);
@@ -92,8 +92,7 @@ async fn a_single_table_is_emptied_while_locks_are_held_and_waited_for() {
                     "r" => other.obtain("r"),
                     _ => mode(&other),
                 };
-                let waiting =
-                    tokio::spawn(async move { lock.lease_within(Duration::from_secs(30)).await });
+                let waiting = tokio::spawn(async move { lock.lease_within(PATIENCE).await });
                 held.push((lease, waiting));
             }
             let waiting = format!("SELECT count(*) FROM {schema}.ticket");
@@ -153,7 +152,7 @@ async fn a_reader_keeps_a_writer_out_though_the_table_of_locks_was_emptied() {
 #[tokio::test]
 async fn the_quiet_time_outlives_its_row() {
     let server = PgServer::start();
-    let store = || PostgresStore::builder(server.url()).quiet_time(Duration::from_secs(3600));
+    let store = || patient(server.url()).quiet_time(Duration::from_secs(3600));
     let quiet = || server.one::<i64>("SELECT quiet FROM lockstream.state");
     let locks = builder(store().connect().await.unwrap()).build().unwrap();
     server.run("UPDATE lockstream.alive SET since = 0");

@@ -7,7 +7,7 @@ use lockstream::{LockRegistry, Renewal};
 use tokio::sync::watch;
 
 use crate::support::{PgBouncer, PgServer};
-use crate::{BOUND, builder, eventually, ms, told};
+use crate::{PATIENCE, builder, eventually, ms, patient, told};
 
 fn server() -> PgServer {
     let server = PgServer::builder()
@@ -29,7 +29,7 @@ async fn a_password_that_changes_costs_no_lease() {
         server.port()
     );
     let registry = async || {
-        let store = PostgresStore::builder(&url).credentials(newest.clone());
+        let store = patient(&url).credentials(newest.clone());
         builder(store.connect().await.unwrap()).build().unwrap()
     };
     let (one, other) = (registry().await, registry().await);
@@ -91,7 +91,7 @@ async fn a_refused_password_may_pass_if_passwords_change() {
         told(&error).contains("28P01") && !error.is_retryable(),
         "{error}"
     );
-    let store = PostgresStore::builder(&url).credentials(newest);
+    let store = patient(&url).credentials(newest);
     let error = store.clone().connect().await.unwrap_err();
     assert!(
         told(&error).contains("28P01") && error.is_retryable(),
@@ -99,14 +99,14 @@ async fn a_refused_password_may_pass_if_passwords_change() {
     );
     assert!(!format!("{error:?} {store:?}").contains("expired"));
     let locks = builder(store.connect_lazy().unwrap()).build().unwrap();
-    let waiting = tokio::spawn(locks.obtain("k").wait(BOUND).lease());
+    let waiting = tokio::spawn(locks.obtain("k").wait(PATIENCE).lease());
     // The user is still the url's.
     rotate.send(Credentials::new("", "s3kret0")).unwrap();
     let lease = waiting.await.unwrap();
     // A caller that does not try again is told of the first refusal.
     if let Err(error) = lease {
         assert!(error.is_retryable(), "{error}");
-        drop(locks.obtain("k").lease_within(BOUND).await.unwrap());
+        drop(locks.obtain("k").lease_within(PATIENCE).await.unwrap());
     }
 }
 
@@ -114,14 +114,14 @@ async fn a_refused_password_may_pass_if_passwords_change() {
 #[tokio::test]
 async fn a_pooler_is_told_the_newest_user() {
     let server = server();
-    PostgresStore::connect(server.url()).await.unwrap();
+    patient(server.url()).connect().await.unwrap();
     server.run(
         "GRANT USAGE ON SCHEMA lockstream TO app; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lockstream TO app",
     );
     let pooler = PgBouncer::to(&server, 2);
     let (_rotate, newest) = watch::channel(Credentials::new("app", "s3kret0"));
     let bare = |port| format!("postgres://127.0.0.1:{port}/postgres?sslmode=disable");
-    let store = PostgresStore::builder(bare(server.port()))
+    let store = patient(bare(server.port()))
         .credentials(newest)
         .pooled(bare(pooler.port()));
     let locks = builder(store.connect().await.unwrap()).build().unwrap();

@@ -7,7 +7,13 @@ use lockstream::store::PostgresStore;
 use lockstream::{LockError, LockRegistry, Renewal};
 
 use crate::support::{PgBouncer, PgServer, Proxy, Way, on_a_steady_machine};
-use crate::{BOUND, builder, eventually, ms, registry, told};
+use crate::{BOUND, PATIENCE, builder, eventually, ms, patient, registry, told};
+
+/// Who waits has asked by itself by then, once: it does so after 8 to 12 s (W2).
+const ASKED: Duration = ms(15_500);
+
+/// A lease that lasts for so long does not run out before [`ASKED`].
+const LASTING: Duration = Duration::from_secs(120);
 
 /// One holds, and another waits.
 pub(crate) struct Pair {
@@ -26,7 +32,7 @@ impl Pair {
         let (holder, waiter) = (registry(url).await, registry(url).await);
         let lock = holder.obtain("k").ttl(ttl).renewal(Renewal::watchdog());
         let lease = lock.lease().await.unwrap();
-        let lock = waiter.obtain("k").wait(Duration::from_secs(60));
+        let lock = waiter.obtain("k").wait(PATIENCE);
         let waiting = tokio::spawn(async move { lock.lease().await });
         let lock = holder.obtain("k");
         eventually("it waits", async || {
@@ -195,15 +201,19 @@ async fn cut_off_for_longer_than_the_ttl() {
 /// 12 s (W2).
 #[tokio::test]
 async fn notices_that_vanish() {
-    for (functions, within) in [(&["notify_1"][..], 4), (&["notify_1", "untold_1"], 30)] {
+    // It looks within a second, and asks after 8 s at the earliest.
+    for (functions, within) in [
+        (&["notify_1"][..], ms(6000)),
+        (&["notify_1", "untold_1"], ASKED),
+    ] {
         let server = PgServer::start();
-        let pair = Pair::new(&server.url()).await;
+        let pair = Pair::lasting(&server.url(), LASTING).await;
         for function in functions {
             let hide = format!("ALTER FUNCTION lockstream.{function} RENAME TO hidden_{function}");
             server.run(&hide);
         }
         pair.lease.release().await.unwrap();
-        let next = tokio::time::timeout(Duration::from_secs(within), pair.waiting).await;
+        let next = tokio::time::timeout(within, pair.waiting).await;
         drop(next.expect("it asks by itself").unwrap().unwrap());
     }
 }
@@ -298,7 +308,7 @@ impl Drop for Apart {
 async fn tables_that_are_locked() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
-        let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+        let locks = builder(patient(server.url()).connect().await.unwrap())
             .response_timeout(BOUND)
             .build()
             .unwrap();
@@ -371,8 +381,8 @@ async fn no_statement_runs_for_longer_than_the_response_time_out() {
     on_a_steady_machine(async || {
     let server = PgServer::start();
     let pooler = PgBouncer::to(&server, 2);
-    let pooled = PostgresStore::builder(server.url()).pooled(pooler.url());
-    let direct = PostgresStore::connect(server.url()).await.unwrap();
+    let pooled = patient(server.url()).pooled(pooler.url());
+    let direct = patient(server.url()).connect().await.unwrap();
     for (key, connections, store) in [
         ("slow", 1, direct),
         ("slower", 2, pooled.connect().await.unwrap()),
@@ -422,7 +432,7 @@ async fn a_full_queue_of_notifications() {
         server.reconfigure("max_notify_queue_pages = 64");
         server.restart();
     }
-    let pair = Pair::new(&server.url()).await;
+    let pair = Pair::lasting(&server.url(), LASTING).await;
     let mut stuck = server.client();
     if is_settable {
         stuck.run("LISTEN other");
@@ -439,7 +449,7 @@ async fn a_full_queue_of_notifications() {
     }
     let token = pair.lease.token();
     pair.lease.release().await.unwrap();
-    let next = tokio::time::timeout(Duration::from_secs(18), pair.waiting).await;
+    let next = tokio::time::timeout(ASKED, pair.waiting).await;
     let next = next.expect("it asks by itself").unwrap().unwrap();
     assert!(next.token() > token);
     next.release().await.unwrap();
@@ -516,15 +526,13 @@ async fn a_right_is_taken_away_and_given_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_lanes() {
     let server = PgServer::start();
-    let store = PostgresStore::builder(server.url())
-        .lanes(3)
-        .connect()
-        .await
-        .unwrap();
-    let (one, other) = (
-        builder(store.clone()).build().unwrap(),
-        builder(store).build().unwrap(),
-    );
+    let store = patient(server.url()).lanes(3).connect().await.unwrap();
+    // It takes a slow machine long to connect three times over.
+    let registry = || {
+        let builder = builder(store.clone()).ttl(PATIENCE).wait(PATIENCE);
+        builder.response_timeout(PATIENCE).build().unwrap()
+    };
+    let (one, other) = (registry(), registry());
     let turn = async |registry: &LockRegistry, n: usize| {
         for _ in 0..20 {
             registry
@@ -546,7 +554,7 @@ async fn several_lanes() {
         }
     };
     // A turn may be cut off: then the lease is renewed or lost, and no caller waits for ever.
-    let _ = tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(all, cuts) })
+    let _ = tokio::time::timeout(3 * PATIENCE, async { tokio::join!(all, cuts) })
         .await
         .unwrap();
     one.obtain("k").inspect().await.unwrap();
@@ -566,7 +574,7 @@ async fn a_cancelled_wait_for_a_synchronous_standby_is_no_answer() {
         server.one::<String>("SHOW synchronous_standby_names") == "nobody"
     })
     .await;
-    let lock = pair.holder.obtain("other").wait(Duration::from_secs(30));
+    let lock = pair.holder.obtain("other").wait(PATIENCE);
     let taking = tokio::spawn(async move { lock.lease().await });
     let cancel =
         "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
@@ -585,7 +593,7 @@ async fn a_cancelled_wait_for_a_synchronous_standby_is_no_answer() {
 async fn renewals_are_sent_again_after_a_stall() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
-        let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+        let locks = builder(patient(server.url()).connect().await.unwrap())
             .response_timeout(BOUND)
             .build()
             .unwrap();
@@ -593,12 +601,13 @@ async fn renewals_are_sent_again_after_a_stall() {
         let lock = locks.obtain("other");
         server.stop();
         let asking = tokio::spawn(async move { lock.acquire_once().await });
-        tokio::time::sleep(ms(4000)).await;
+        // Many times as long as the lease below lasts.
+        tokio::time::sleep(ms(7000)).await;
         server.cont();
         asking.await.unwrap().unwrap();
         let lock = locks.obtain("k").ttl(ms(1000)).renewal(Renewal::watchdog());
         let lease = lock.lease().await.unwrap();
-        tokio::time::sleep(ms(3000)).await;
+        tokio::time::sleep(ms(2000)).await;
         assert!(lease.is_valid());
         lease.release().await.unwrap();
     })
@@ -637,7 +646,7 @@ async fn an_answer_that_came_while_the_process_stood_still_counts() {
     let server = PgServer::start();
     // The disk may take two seconds for a commit.
     let timeout = ms(4000);
-    let store = PostgresStore::connect(server.url()).await.unwrap();
+    let store = patient(server.url()).connect().await.unwrap();
     let builder = builder(store).ttl(Duration::from_secs(30));
     let locks = builder.response_timeout(timeout).build().unwrap();
     let lease = locks.obtain("warm").lease().await.unwrap();

@@ -11,7 +11,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::support::{PgServer, on_a_steady_machine};
-use crate::{BOUND, client, eventually, ms, registry};
+use crate::{BOUND, PATIENCE, client, eventually, ms, patient, registry};
 
 /// A server with a table of accounts, and two processes.
 async fn shop() -> (PgServer, LockRegistry, LockRegistry) {
@@ -97,7 +97,7 @@ async fn a_token_fences_by_its_own_lease_alone() {
 #[tokio::test]
 async fn a_fence_says_where_it_has_looked() {
     let server = PgServer::start();
-    let store = || PostgresStore::connect(server.url());
+    let store = || patient(server.url()).connect();
     let builder = crate::builder(store().await.unwrap()).prefix("shop");
     let (shop, plain) = (builder.build().unwrap(), registry(&server.url()).await);
     let of_shop = shop.obtain("account:1").lease().await.unwrap();
@@ -137,7 +137,7 @@ async fn a_fence_says_where_it_has_looked() {
 #[tokio::test]
 async fn any_driver_can_fence() {
     let server = PgServer::start();
-    let store = PostgresStore::builder(server.url()).schema("app_locks");
+    let store = patient(server.url()).schema("app_locks");
     let store = store.connect().await.unwrap();
     let locks = crate::builder(store).prefix("shop").build().unwrap();
     let lease = locks.obtain_all(["b", "a"]).lease().await.unwrap();
@@ -152,7 +152,7 @@ async fn any_driver_can_fence() {
     }
     // Both keys wait for the transaction.
     let releasing = tokio::spawn(lease.release());
-    let other = PostgresStore::builder(server.url()).schema("app_locks");
+    let other = patient(server.url()).schema("app_locks");
     let other = crate::builder(other.connect().await.unwrap())
         .prefix("shop")
         .build()
@@ -573,7 +573,7 @@ async fn no_update_is_lost(stress: Stress) {
     let committed = AtomicI64::new(0);
     let goes_on = || match begin.elapsed() {
         early if early < Duration::from_secs(4) => true,
-        late => late < 6 * BOUND && committed.load(Ordering::Relaxed) <= 5,
+        late => late < 2 * PATIENCE && committed.load(Ordering::Relaxed) <= 5,
     };
     let work = async |n: u64| {
         let registry = registry(&server.url()).await;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockstream::store::PostgresStore;
 
 use crate::support::PgServer;
-use crate::{BOUND, builder, eventually, ms, registry, told};
+use crate::{BOUND, PATIENCE, builder, eventually, ms, patient, registry, told};
 
 /// For longer than it takes to start a server anew on a busy machine.
 const QUIET: Duration = ms(10_000);
@@ -17,11 +17,8 @@ fn migrate(server: &PgServer) {
 }
 
 async fn quiet(server: &PgServer) -> lockstream::LockRegistry {
-    let store = PostgresStore::builder(server.url())
-        .quiet_time(QUIET)
-        .connect()
-        .await
-        .unwrap();
+    let store = patient(server.url()).quiet_time(QUIET);
+    let store = store.connect().await.unwrap();
     let locks = builder(store).response_timeout(BOUND).build().unwrap();
     locks.obtain("anything").inspect().await.unwrap();
     locks
@@ -33,11 +30,12 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
     let mut server = PgServer::start();
     migrate(&server);
     let locks = quiet(&server).await;
-    let held = locks.obtain("held").ttl(QUIET).lease().await.unwrap();
+    // They last until the server is back, however slowly it starts.
+    let held = locks.obtain("held").ttl(PATIENCE).lease().await.unwrap();
     let shared = locks
         .obtain("shared")
         .permits(4)
-        .ttl(QUIET)
+        .ttl(PATIENCE)
         .lease()
         .await
         .unwrap();
@@ -64,7 +62,7 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
     }
     assert!(begin.elapsed() < QUIET, "too slow to tell");
     // Who has a lease goes on, and can release it.
-    held.extend(QUIET).await.unwrap();
+    held.extend(PATIENCE).await.unwrap();
     held.release().await.unwrap();
     assert!(!other.obtain("held").acquire_once().await.unwrap());
     drop(shared);
@@ -73,7 +71,9 @@ async fn after_a_crash_nothing_is_given_away_for_the_quiet_time() {
         other.obtain("shared").permits(4),
         other.obtain("held").shared(),
     ];
-    let got = waits.iter().map(|lock| lock.lease_within(QUIET + BOUND));
+    let got = waits
+        .iter()
+        .map(|lock| lock.lease_within(QUIET + 3 * BOUND));
     for got in futures::future::join_all(got).await {
         drop(got.unwrap());
     }
@@ -109,11 +109,7 @@ async fn after_a_restart_in_good_order_there_is_no_quiet_time() {
 async fn tokens_grow_though_the_server_forgets_them() {
     let mut server = PgServer::builder().config("wal_writer_delay = 10s").start();
     let url = server.url();
-    let store = || {
-        PostgresStore::builder(&url)
-            .synchronous_commit(false)
-            .connect()
-    };
+    let store = || patient(&url).synchronous_commit(false).connect();
     let locks = builder(store().await.unwrap()).build().unwrap();
     server.run("CHECKPOINT");
     let mut last = 0;
@@ -184,7 +180,7 @@ async fn a_standby_that_lags_behind_takes_over() {
             if taken_over.elapsed() < QUIET {
                 assert!(got.is_none(), "it may be held");
             }
-            let next = lock.lease_within(QUIET + BOUND).await.unwrap();
+            let next = lock.lease_within(QUIET + 3 * BOUND).await.unwrap();
             assert!(next.token() > token);
         } else if let Some(next) = got {
             // Two have it now. Only the token tells them apart.

@@ -46,9 +46,9 @@ mod surroundings;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use lockstream::store::PostgresStore;
+use lockstream::store::{PostgresStore, PostgresStoreBuilder};
 use lockstream::{LockRegistry, LockRegistryBuilder};
-use support::{again_if_it_stood_still, ms};
+use support::{PATIENCE, again_if_it_stood_still, ms};
 use tokio_postgres::NoTls;
 
 const BOUND: Duration = Duration::from_secs(10);
@@ -61,15 +61,19 @@ fn builder(store: PostgresStore) -> LockRegistryBuilder {
         .response_timeout(ms(5000))
 }
 
-/// A registry whose connection stands. Its statements, some of which make the schema, have a second each: a machine that
-/// stands still takes it from them.
+/// A store to be. On a slow machine its first connection, which may make the schema, takes seconds.
+fn patient(url: impl AsRef<str>) -> PostgresStoreBuilder {
+    PostgresStore::builder(url).connect_timeout(PATIENCE)
+}
+
+/// A registry whose connection stands. Its first call has five seconds: a machine that stands still takes them from it.
 async fn registry(url: &str) -> LockRegistry {
     let made = Arc::new(OnceLock::new());
     let (url, making) = (url.to_owned(), made.clone());
     again_if_it_stood_still(move || {
         let (url, made) = (url.clone(), making.clone());
         async move {
-            let store = PostgresStore::connect(url).await.unwrap();
+            let store = patient(url).connect().await.unwrap();
             let registry = builder(store).build().unwrap();
             registry.obtain("anything").inspect().await.unwrap();
             made.set(registry).expect("it is made once");
@@ -91,7 +95,6 @@ async fn client(url: &str) -> tokio_postgres::Client {
 /// Waits until `condition` holds. How soon it does is for others to tell: a busy machine connects and authenticates in
 /// seconds, and a condition may ask a registry that is given up after five.
 async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    const PATIENCE: Duration = Duration::from_secs(60);
     let begin = Instant::now();
     while !condition().await {
         assert!(

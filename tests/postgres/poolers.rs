@@ -6,10 +6,10 @@ use lockstream::LockRegistry;
 use lockstream::store::PostgresStore;
 
 use crate::support::{PgBouncer, PgServer, Proxy, Way, on_a_steady_machine};
-use crate::{BOUND, builder, eventually, ms, told};
+use crate::{BOUND, builder, eventually, ms, patient, told};
 
 async fn registry(server: &PgServer, pooler: &PgBouncer) -> LockRegistry {
-    let store = PostgresStore::builder(server.url())
+    let store = patient(server.url())
         .pooled(pooler.url())
         .lanes(2)
         .connect()
@@ -135,7 +135,7 @@ fn processes(server: &PgServer) -> Vec<i32> {
 async fn the_url_of_a_pooler_alone_works_and_leaves_nothing() {
     for (mode, connections) in [("transaction", 1), ("transaction", 3), ("session", 8)] {
         let server = PgServer::start();
-        PostgresStore::connect(server.url()).await.unwrap();
+        patient(server.url()).connect().await.unwrap();
         let pooler = PgBouncer::in_mode(&server, connections, "postgres", mode);
         let client = crate::client(&pooler.url()).await;
         // A pool that is busy gives each transaction another process.
@@ -148,9 +148,9 @@ async fn the_url_of_a_pooler_alone_works_and_leaves_nothing() {
         }
         let mut before = Vec::new();
         for _ in 0..3 {
-            let lazily = PostgresStore::connect_lazy(pooler.url()).unwrap();
+            let lazily = patient(pooler.url()).connect_lazy().unwrap();
             let (one, other) = (
-                builder(PostgresStore::connect(pooler.url()).await.unwrap())
+                builder(patient(pooler.url()).connect().await.unwrap())
                     .build()
                     .unwrap(),
                 builder(lazily).build().unwrap(),
@@ -215,7 +215,7 @@ async fn the_url_of_a_pooler_alone_works_and_leaves_nothing() {
 async fn a_process_of_a_pooler_is_never_ended() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
-        PostgresStore::connect(server.url()).await.unwrap();
+        patient(server.url()).connect().await.unwrap();
         for pooled in [false, true] {
             let pooler = PgBouncer::to(&server, 1);
             let client = crate::client(&pooler.url()).await;
@@ -276,7 +276,7 @@ async fn a_url_that_names_its_pooler() {
         .map(|byte| format!("%{byte:02X}"))
         .collect();
     let url = format!(
-        "{}&pooled={encoded}&name=web&response_timeout=5s",
+        "{}&pooled={encoded}&name=web&response_timeout=5s&connect_timeout=60s",
         server.url()
     );
     let locks = LockRegistry::connect(url).await.unwrap();

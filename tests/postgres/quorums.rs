@@ -8,7 +8,7 @@ use lockstream::{LockRegistry, LockRegistryBuilder, Repeat};
 use tokio::time::timeout;
 
 use crate::support::{PgServer, chain, on_a_steady_machine};
-use crate::{BOUND, eventually};
+use crate::{BOUND, PATIENCE, eventually, patient};
 
 /// Nobody asks by itself while a test looks.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -27,12 +27,14 @@ fn servers() -> [PgServer; 3] {
 }
 
 fn node(server: &PgServer) -> Arc<dyn LockStore> {
-    Arc::new(PostgresStore::connect_lazy(server.url()).unwrap())
+    Arc::new(patient(server.url()).connect_lazy().unwrap())
 }
 
 fn builder(nodes: Vec<Arc<dyn LockStore>>) -> LockRegistryBuilder {
     let store = QuorumStore::new(nodes).unwrap().quarantine(None);
     LockRegistry::builder(store)
+        .ttl(2 * PATIENCE)
+        .wait(PATIENCE)
         .repeat(Repeat::fixed(PAUSE))
         .response_timeout(BOUND)
 }
@@ -79,7 +81,8 @@ async fn a_quorum_of_postgres_servers() {
     assert!(!here.obtain("k").acquire_once().await.unwrap());
     let token = next.token();
     next.release().await.unwrap();
-    let last = timeout(BOUND, here.obtain("k").lease()).await.unwrap();
+    // Who asks before all have heard of the release may have to ask again, after a pause.
+    let last = timeout(3 * BOUND, here.obtain("k").lease()).await.unwrap();
     let last = last.unwrap();
     assert!(last.token() > token);
     last.release().await.unwrap();
@@ -129,7 +132,8 @@ async fn a_schema_that_was_made_again_has_no_vote_yet() {
         let registry = || {
             let store = QuorumStore::new(servers.iter().map(node)).unwrap();
             let store = store.quarantine(Duration::from_secs(60));
-            LockRegistry::builder(store).build().unwrap()
+            let builder = LockRegistry::builder(store).response_timeout(BOUND);
+            builder.build().unwrap()
         };
         assert!(registry().obtain("k").acquire_once().await.unwrap());
         for server in &servers[1..] {

@@ -6,12 +6,14 @@ use lockstream::LockRegistry;
 use lockstream::store::PostgresStore;
 
 use crate::support::{PgServer, on_a_steady_machine};
-use crate::{BOUND, builder, eventually, ms, told};
+use crate::{BOUND, PATIENCE, builder, eventually, ms, patient, told};
 
 #[tokio::test]
 async fn the_first_that_connects_makes_the_schema() {
     let server = PgServer::start();
-    let locks = LockRegistry::connect(server.url()).await.unwrap();
+    // A slow machine takes seconds for it.
+    let url = format!("{}&connect_timeout=60s&response_timeout=60s", server.url());
+    let locks = LockRegistry::connect(url).await.unwrap();
     let lease = locks.obtain("order:42").lease().await.unwrap();
     assert_eq!(
         server
@@ -27,7 +29,7 @@ async fn the_first_that_connects_makes_the_schema() {
 #[tokio::test]
 async fn a_look_makes_no_schema_and_says_that_it_is_missing() {
     let server = PgServer::start();
-    let locks = builder(PostgresStore::connect_lazy(server.url()).unwrap());
+    let locks = builder(patient(server.url()).connect_lazy().unwrap());
     let locks = locks.build().unwrap();
     let error = locks.check().await.unwrap_err();
     assert!(
@@ -48,13 +50,11 @@ async fn a_look_makes_no_schema_and_says_that_it_is_missing() {
 async fn of_many_that_connect_at_once_one_makes_it() {
     let server = PgServer::start();
     // Each waits for those before it.
-    let connect = async || {
-        let store = PostgresStore::builder(server.url()).connect_timeout(3 * BOUND);
-        store.connect().await.map(drop)
-    };
+    let connect = async || patient(server.url()).connect().await.map(drop);
     let connected = futures::future::join_all((0..8).map(|_| connect())).await;
     assert!(connected.iter().all(Result::is_ok), "{connected:?}");
-    PostgresStore::connect_lazy(server.url())
+    patient(server.url())
+        .connect_lazy()
         .unwrap()
         .migrate()
         .await
@@ -75,7 +75,7 @@ async fn the_rights_of_the_page_are_enough_and_each_is_needed() {
     server.run(&sql.replace("SCHEMA IF NOT EXISTS lockstream", "SCHEMA app_locks"));
     server.run("CREATE ROLE app LOGIN; REVOKE CREATE ON DATABASE postgres FROM PUBLIC");
     let url = PgServer::url_of("app", server.port());
-    let connect = || PostgresStore::builder(&url).schema("app_locks").connect();
+    let connect = || patient(&url).schema("app_locks").connect();
     let error = connect().await.unwrap_err();
     assert!(
         error.to_string().contains("42501") && !error.is_retryable(),
@@ -214,7 +214,7 @@ async fn a_role_that_may_not_make_the_schema_is_told_what_to_do() {
 #[tokio::test]
 async fn another_version_of_the_schema_is_refused() {
     let server = PgServer::start();
-    PostgresStore::connect(server.url()).await.unwrap();
+    patient(server.url()).connect().await.unwrap();
     server.run("UPDATE lockstream.state SET version = 2");
     let error = PostgresStore::connect(server.url()).await.unwrap_err();
     assert!(
@@ -341,22 +341,19 @@ async fn a_server_without_tls_is_not_talked_to_in_plain_text() {
         .replace("sslmode=disable", "sslmode=verify-full");
     PostgresStore::connect(url).await.unwrap_err();
     // A socket is not encrypted, and need not be.
-    PostgresStore::connect(server.socket_url()).await.unwrap();
+    patient(server.socket_url()).connect().await.unwrap();
 }
 
 #[tokio::test]
 async fn registries_of_different_schemas_and_prefixes_do_not_exclude_each_other() {
     let server = PgServer::start();
-    let one = builder(PostgresStore::connect(server.url()).await.unwrap())
+    let one = builder(patient(server.url()).connect().await.unwrap())
         .build()
         .unwrap();
-    let store = PostgresStore::builder(server.url())
-        .schema("Other \u{e9}")
-        .connect()
-        .await
-        .unwrap();
+    let store = patient(server.url()).schema("Other \u{e9}").connect();
+    let store = store.await.unwrap();
     let other = builder(store).build().unwrap();
-    let third = builder(PostgresStore::connect(server.url()).await.unwrap())
+    let third = builder(patient(server.url()).connect().await.unwrap())
         .prefix("jobs")
         .build()
         .unwrap();
@@ -375,7 +372,7 @@ async fn registries_of_different_schemas_and_prefixes_do_not_exclude_each_other(
 #[tokio::test]
 async fn a_registrys_connection_bears_its_name() {
     let server = PgServer::start();
-    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+    let locks = builder(patient(server.url()).connect().await.unwrap())
         .name("web")
         .build()
         .unwrap();
@@ -392,7 +389,7 @@ async fn a_registrys_connection_bears_its_name() {
 async fn a_database_that_warns_at_each_connection_is_used() {
     let server = PgServer::start();
     server.run("UPDATE pg_database SET datcollversion = 'old'");
-    let locks = builder(PostgresStore::connect(server.url()).await.unwrap())
+    let locks = builder(patient(server.url()).connect().await.unwrap())
         .build()
         .unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
@@ -436,6 +433,7 @@ async fn a_migration_that_takes_long_is_given_up_with_its_connection() {
 async fn a_host_that_is_silent_does_not_hide_the_next() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
+        patient(server.url()).connect().await.unwrap();
         // Whatever the system does with those whom nobody accepts.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!(
@@ -457,18 +455,19 @@ async fn a_host_that_is_silent_does_not_hide_the_next() {
 async fn a_host_that_is_silent_is_waited_for_once() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
+        patient(server.url()).connect().await.unwrap();
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!(
-            "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?sslmode=disable&connect_timeout=2",
+            "postgres://postgres@127.0.0.1:{},127.0.0.1:{}/postgres?sslmode=disable&connect_timeout=5",
             silent.local_addr().unwrap().port(),
             server.port()
         );
         let store = PostgresStore::builder(url).lanes(4).connect_lazy().unwrap();
-        let locks = builder(store).build().unwrap();
+        let locks = builder(store).wait(PATIENCE).build().unwrap();
         let begin = Instant::now();
         let lease = locks.obtain("k").lease().await.unwrap();
-        // Four times two seconds it was.
-        assert!(begin.elapsed() < Duration::from_secs(6), "{:?}", begin.elapsed());
+        // Four times five seconds it was.
+        assert!(begin.elapsed() < Duration::from_secs(15), "{:?}", begin.elapsed());
         lease.release().await.unwrap();
         let connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lockstream'";
         eventually("four lanes, and nothing that sweeps", async || {
@@ -484,6 +483,7 @@ async fn a_host_that_is_silent_is_waited_for_once() {
 async fn a_host_that_is_silent_has_the_next_beside_it() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
+        patient(server.url()).connect().await.unwrap();
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         // A half of it is soon enough, and the whole is not.
         let url = format!(

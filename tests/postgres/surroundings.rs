@@ -7,7 +7,7 @@ use lockstream::LockRegistry;
 use lockstream::store::PostgresStore;
 
 use crate::support::{PgBouncer, PgServer};
-use crate::{BOUND, builder, eventually, registry, told};
+use crate::{BOUND, builder, eventually, patient, registry, told};
 
 /// One releases, and the other gets the lock before it would ask by itself.
 async fn hand_over(one: &LockRegistry, other: &LockRegistry, key: &str) {
@@ -56,7 +56,7 @@ async fn a_role_whose_settings_are_in_the_way() {
     let url = PgServer::url_of("app", server.port());
     for pooled in [None, Some(pooler.url())] {
         let registry = async || {
-            let mut store = PostgresStore::builder(&url);
+            let mut store = patient(&url);
             if let Some(pooled) = &pooled {
                 store = store.pooled(pooled);
             }
@@ -83,10 +83,7 @@ async fn a_role_whose_settings_are_in_the_way_of_a_migration() {
     );
     let url = PgServer::url_of("app", server.port());
     // Each waits for those before it.
-    let connect = async || {
-        let store = PostgresStore::builder(&url).connect_timeout(3 * BOUND);
-        store.connect().await.map(drop)
-    };
+    let connect = async || patient(&url).connect().await.map(drop);
     let connected = futures::future::join_all((0..4).map(|_| connect())).await;
     assert!(connected.iter().all(Result::is_ok), "{connected:?}");
     let (one, other) = (registry(&url).await, registry(&url).await);
@@ -185,7 +182,7 @@ async fn a_database_that_is_not_in_utf8() {
 async fn a_publication_of_all_tables() {
     let server = PgServer::builder().config("wal_level = logical").start();
     server.run("CREATE PUBLICATION everything FOR ALL TABLES");
-    let store = PostgresStore::builder(server.url()).quiet_time(Duration::from_secs(1));
+    let store = patient(server.url()).quiet_time(Duration::from_secs(1));
     let store = store.connect().await.unwrap();
     let locks = builder(store).build().unwrap();
     let lease = locks.obtain("k").lease_within(BOUND).await.unwrap();

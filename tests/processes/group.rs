@@ -17,7 +17,7 @@ use redis::streams::{
 use tokio::time::{sleep, timeout};
 
 use crate::spawn;
-use crate::support::{RedisServer, Role, ms};
+use crate::support::{PATIENCE, RedisServer, Role, ms};
 
 const KEYS: u64 = 50;
 const STREAM: &str = "messages";
@@ -29,9 +29,6 @@ const TTL: u64 = 600;
 
 /// Whoever has had an entry for so long without a word of it has died.
 const IDLE: usize = 1_500;
-
-/// A consumer that has begun or lost something has so long to go on, on a machine that has other things to do.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Acknowledges an entry and says so, unless another has.
 const DONE: &str = "

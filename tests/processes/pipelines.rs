@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use crate::lock_server::LockServer;
 use crate::spawn;
-use crate::support::{Role, ms};
+use crate::support::{PATIENCE, Role, ms};
 use crate::workers::stop_this_process;
 
 const KEYS: usize = 20;
@@ -22,9 +22,6 @@ const MESSAGES: usize = 1_500;
 
 /// A stopped or killed consumer's keys are free after so long.
 const TTL: u64 = 1_500;
-
-/// For all messages, on a machine that has other things to do.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The log: the key of each message, and its number within the key. The lower keys have more of them.
 fn messages() -> impl Iterator<Item = (usize, usize)> {

@@ -8,7 +8,7 @@ use lockstream::{Lease, LockError, LockRegistry, Renewal};
 use tokio::time::{Instant, timeout};
 
 use super::support::{Proxy, RedisServer, Way, chain, on_a_steady_machine, wait_until};
-use super::{BOUND, builder, ms, nothing_left, servers, values};
+use super::{BOUND, builder, ms, nothing_left, servers, settle, values};
 
 /// A connection of its own to each of them.
 fn wired(servers: &[RedisServer]) -> (Vec<Proxy>, LockRegistry) {
@@ -17,7 +17,7 @@ fn wired(servers: &[RedisServer]) -> (Vec<Proxy>, LockRegistry) {
         .iter()
         .map(|wire| RedisStore::connect_lazy(wire.url()).unwrap());
     let store = QuorumStore::new(nodes).unwrap().quarantine(None);
-    let registry = LockRegistry::builder(store).response_timeout(ms(300));
+    let registry = settle(store).response_timeout(ms(300));
     (wires, registry.build().unwrap())
 }
 
@@ -174,7 +174,7 @@ async fn others_on_the_servers() {
     lease.release().await.unwrap();
 
     let alone = RedisStore::connect(servers[0].url()).await.unwrap();
-    let alone = LockRegistry::builder(alone).build().unwrap();
+    let alone = settle(alone).build().unwrap();
     let minority = alone.obtain("k").lease().await.unwrap();
     let lease = timeout(BOUND, here.obtain("k").lease()).await;
     let lease = lease.unwrap().unwrap();

@@ -8,8 +8,8 @@ use lockstream::{Lease, LockRegistry, LockRegistryBuilder, Repeat};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-use super::support::{RedisServer, wait_until};
-use super::{BOUND, builder, ms, nothing_left, servers};
+use super::support::{RedisServer, on_a_steady_machine, wait_until};
+use super::{BOUND, builder, ms, nothing_left, servers, settle};
 
 /// Nobody asks by itself while a test looks.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -128,34 +128,40 @@ async fn a_notice_that_is_lost_costs_a_pause() {
     nothing_left(&servers, &[&here, &there]).await;
 }
 
-/// Twenty in four registries, and a pause would be five seconds.
+/// Twenty in four registries. A split vote may cost one pause, which is longer here: what is left of the second is for a
+/// machine that is slow.
 #[tokio::test]
 async fn all_of_many_waiters_are_served() {
-    let servers = servers(3);
-    let mut registries = Vec::new();
-    for _ in 0..4 {
-        registries.push(registry(&servers).await);
-    }
-    let held = holds(&servers, &registries[0], "k").await;
-    let mut waiters = JoinSet::new();
-    for (at, registry) in registries.iter().cycle().take(20).enumerate() {
-        let lock = registry.obtain("k");
-        waiters.spawn(async move {
-            let lease = lock.lease().await.unwrap();
-            sleep(ms(5)).await;
-            lease.release().await.unwrap();
-            at
-        });
-    }
-    // Those in the registry of the holder wait in its own queue.
-    wait_until("all wait", BOUND, || listening(&servers) == [3; 3]).await;
-    let begin = Instant::now();
-    held.release().await.unwrap();
-    while let Some(waiter) = timeout(4 * PAUSE, waiters.join_next()).await.unwrap() {
-        waiter.unwrap();
-    }
-    assert!(begin.elapsed() < 2 * PAUSE, "{:?}", begin.elapsed());
-    nothing_left(&servers, &registries.iter().collect::<Vec<_>>()).await;
+    const PAUSE: Duration = ms(6500);
+    on_a_steady_machine(async || {
+        let servers = servers(3);
+        let mut registries = Vec::new();
+        for _ in 0..4 {
+            let builder = builder(&servers).repeat(Repeat::fixed(PAUSE));
+            registries.push(patient(&servers, builder).await);
+        }
+        let held = holds(&servers, &registries[0], "k").await;
+        let mut waiters = JoinSet::new();
+        for (at, registry) in registries.iter().cycle().take(20).enumerate() {
+            let lock = registry.obtain("k");
+            waiters.spawn(async move {
+                let lease = lock.lease().await.unwrap();
+                sleep(ms(5)).await;
+                lease.release().await.unwrap();
+                at
+            });
+        }
+        // Those in the registry of the holder wait in its own queue.
+        wait_until("all wait", BOUND, || listening(&servers) == [3; 3]).await;
+        let begin = Instant::now();
+        held.release().await.unwrap();
+        while let Some(waiter) = timeout(4 * PAUSE, waiters.join_next()).await.unwrap() {
+            waiter.unwrap();
+        }
+        assert!(begin.elapsed() < 2 * PAUSE, "{:?}", begin.elapsed());
+        nothing_left(&servers, &registries.iter().collect::<Vec<_>>()).await;
+    })
+    .await;
 }
 
 /// Waiting costs nothing between two questions, however many wait.
@@ -215,7 +221,7 @@ async fn servers_that_cannot_tell() {
             let urls = servers.iter().enumerate().map(url);
             let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
             let store = QuorumStore::new(nodes).unwrap().quarantine(None);
-            let builder = LockRegistry::builder(store).repeat(Repeat::fixed(PAUSE));
+            let builder = settle(store).repeat(Repeat::fixed(PAUSE));
             patient(&servers, builder)
         };
         let (here, there) = (registry().await, registry().await);
@@ -241,7 +247,7 @@ async fn servers_that_cannot_tell() {
         let next = timeout(BOUND, waiter).await.unwrap().unwrap();
         let took = begin.elapsed();
         if mute == 3 {
-            assert!(took > ms(500), "{took:?}");
+            assert!(took > ms(500) && took < 2 * PAUSE, "{took:?}");
         } else {
             assert!(took < AT_ONCE, "{took:?}");
         }

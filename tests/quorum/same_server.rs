@@ -1,12 +1,12 @@
 //! Nodes that are one server by two names.
 
+use lockstream::LockError;
 use lockstream::store::{QuorumStore, RedisStore};
-use lockstream::{LockError, LockRegistry};
 use tokio::time::timeout;
 
 use super::hearing::Log;
 use super::support::chain;
-use super::{BOUND, ms, nothing_left, servers};
+use super::{BOUND, nothing_left, servers, settle};
 
 /// The release of one gave back the vote of the other, and each was told as a lease lost. While it was held, one server
 /// was a majority of two.
@@ -25,10 +25,7 @@ async fn one_server_by_two_names_has_one_vote() {
         let urls = [url(names[first]), url(names[second]), servers[1].url()];
         let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
         let store = QuorumStore::new(nodes).unwrap().quarantine(None);
-        let registry = LockRegistry::builder(store)
-            .response_timeout(ms(5000))
-            .build()
-            .unwrap();
+        let registry = settle(store).build().unwrap();
         let said = log.text().matches("are the same server").count();
         // Both of the servers are needed, and enough.
         for _ in 0..3 {

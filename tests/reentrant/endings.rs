@@ -8,7 +8,7 @@ use lockstream::{FutureLockExt, LockError, OnFinish};
 use tokio::task::yield_now;
 
 use crate::assert_waited_in_vain;
-use crate::scene::{Scene, World};
+use crate::scene::{BOUND, KEY, SHORT, Scene, World};
 
 pub(crate) async fn the_inner_one_goes_first<W: World>(s: &Scene<W>) {
     let outer = s.lock.with_lease(async |lease| {
@@ -193,18 +193,18 @@ pub(crate) async fn inner_work_carried_out_keeps_the_lock<W: World>(s: &Scene<W>
 
 /// The end is the outermost lock's, whoever leaves last.
 pub(crate) async fn the_outermost_says_how_it_ends<W: World>(s: &Scene<W>) {
-    let ttl = 3 * crate::scene::SHORT;
-    let short = s.here.obtain(crate::scene::KEY).ttl(ttl);
+    let lock = || s.here.obtain(KEY);
+    let long = lock().ttl(BOUND);
     let expiring = s.nested.clone().on_finish(OnFinish::LetExpire);
     let guard = async { expiring.lease().await.unwrap() };
-    let guard = guard.with_lock(&expiring).with_lock(&short).await;
+    let guard = guard.with_lock(&expiring).with_lock(&long).await;
     drop(guard.unwrap().unwrap());
     // Released: the key is not kept for what is left of its ttl, which would be over only then.
     let begin = tokio::time::Instant::now();
     s.settles().await;
-    assert!(begin.elapsed() < ttl / 2);
+    assert!(begin.elapsed() < BOUND / 2);
 
-    let outer = short.on_finish(OnFinish::LetExpire);
+    let outer = lock().ttl(3 * SHORT).on_finish(OnFinish::LetExpire);
     let guard = async { s.nested.lease().await.unwrap() };
     let guard = guard.with_lock(&s.nested).with_lock(&outer).await;
     drop(guard.unwrap().unwrap());

@@ -54,10 +54,9 @@ fn lines_of(heard: &Heard, key: &str) -> Vec<String> {
 async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
     on_a_steady_machine(async || {
         let mut server = RedisServer::builder().keep_data().start();
-        // A third of it, the second that lies between two tries to connect at most, and what a busy machine takes to
-        // start a server.
-        let ttl = ms(6000);
-        for killed in [false, true] {
+        // A third of it, the two seconds that lie between two tries to connect at most, and what a busy machine takes to
+        // start a server. One that was only stopped goes on at once.
+        for (killed, ttl) in [(false, ms(6000)), (true, ms(9000))] {
             let quick = builder(&server.url(), ttl).await.response_timeout(ms(300));
             let locks = quick.build().unwrap();
             let lease = locks.obtain("k").lease().await.unwrap();
@@ -76,7 +75,8 @@ async fn a_server_away_for_less_than_a_ttl_loses_nothing() {
             }
             for _ in 0..2 {
                 let before = lease.deadline();
-                wait_until("it is renewed", BOUND, || lease.deadline() > before).await;
+                // Later it would be lost.
+                wait_until("it is renewed", ttl, || lease.deadline() > before).await;
             }
             assert!(lease.is_valid(), "killed: {killed}");
             lease.release().await.unwrap();
@@ -112,7 +112,7 @@ async fn a_server_away_for_more_than_a_ttl_loses_the_lease_at_its_deadline() {
             }
             // What was on its way to the server prolongs nothing.
             wait_until("the key is gone", BOUND, || !server.exists("lock:k")).await;
-            let next = timeout(BOUND, locks.obtain("k").lease()).await;
+            let next = timeout(4 * BOUND, locks.obtain("k").lease()).await;
             next.expect("it goes on").unwrap().release().await.unwrap();
             nothing_left(&server, &[&locks]).await;
         }
@@ -152,7 +152,7 @@ async fn an_outage_that_costs_leases_is_in_the_log_once() {
             assert!(!told.is_empty());
             server.restart();
             drop(lease);
-            let next = timeout(BOUND, locks.obtain("k").lease()).await;
+            let next = timeout(4 * BOUND, locks.obtain("k").lease()).await;
             next.expect("it goes on").unwrap().release().await.unwrap();
         }
         nothing_left(&server, &[&locks]).await;
@@ -160,7 +160,8 @@ async fn an_outage_that_costs_leases_is_in_the_log_once() {
     .await;
 }
 
-/// 50 ms after any timer of the same deadline would have fired, at the latest.
+/// 50 ms after any timer of the same deadline would have fired, at the latest; or after two turns of the runtime, where
+/// these take longer.
 #[tokio::test]
 async fn a_loss_is_told_soon_after_the_deadline() {
     on_a_steady_machine(async || {
@@ -182,20 +183,26 @@ async fn a_loss_is_told_soon_after_the_deadline() {
                     while Instant::now() < lease.deadline() {
                         sleep_until(lease.deadline()).await;
                     }
-                    Instant::now()
+                    let timer = Instant::now();
+                    sleep(ms(1)).await;
+                    (timer, timer.elapsed())
                 };
-                let (now, timer) = tokio::join!(told, timer);
+                let (now, (timer, turn)) = tokio::join!(told, timer);
                 let deadline = lease.deadline();
                 assert!(now >= deadline, "{:?} too early", deadline - now);
-                now.saturating_duration_since(timer)
+                (now.saturating_duration_since(timer), turn)
             })
         });
-        let mut late = Vec::new();
+        let (mut late, mut turns) = (Vec::new(), Vec::new());
         for task in tasks.collect::<Vec<_>>() {
-            late.push(task.await.unwrap());
+            let (told_after, turn) = task.await.unwrap();
+            late.push(told_after);
+            turns.push(turn);
         }
         late.sort_unstable();
-        assert!(late[LEASES / 2] <= ms(50), "{late:?}");
+        turns.sort_unstable();
+        let soon = ms(50).max(2 * turns[LEASES / 2]);
+        assert!(late[LEASES / 2] <= soon, "{late:?} beside {turns:?}");
         assert!(late[LEASES - 1] <= LATE, "{late:?}");
         nothing_left(&server, &[&locks]).await;
     })

@@ -24,7 +24,7 @@ mod virtual_time;
 
 use std::time::Duration;
 
-pub(crate) use lock_server::{BOUND, nothing_left};
+pub(crate) use lock_server::{BOUND, START, nothing_left};
 use lockstream::{Lease, Lock, LockRegistry, LockRegistryBuilder};
 use support::RedisServer;
 pub(crate) use support::ms;

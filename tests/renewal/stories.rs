@@ -9,7 +9,7 @@ use futures::future::join_all;
 use lockstream::{FutureLockExt, LockError, Renewal};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
+use crate::support::{PATIENCE, Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
 use crate::{
     BOUND, LATE, assert_silent, assert_took, builder, came_at_once, counted_lease, ms,
     nothing_left, registry, renewals, usable,
@@ -166,7 +166,8 @@ async fn redisson_1626_no_watchdog_is_left_behind_under_load() {
         let others = registry(&server.url(), ms(30_000)).await;
         let begin = Instant::now();
         let next = join_all((0..KEYS).map(|key| others.obtain(format!("k{key}")).lease())).await;
-        assert!(begin.elapsed() <= ttl + LATE, "{:?}", begin.elapsed());
+        // Each is had at the end of a ttl, and not only when it is asked for again after 8 s or more (W2).
+        assert!(begin.elapsed() <= BOUND, "{:?}", begin.elapsed());
         for lease in next {
             lease.unwrap().release().await.unwrap();
         }
@@ -229,7 +230,7 @@ async fn redisson_3194_after_a_reconnect_the_next_lease_is_renewed() {
             wait_until("its key is gone", BOUND, || !server.exists("lock:k")).await;
             proxy.accept();
 
-            let lease = timeout(BOUND, lock.lease())
+            let lease = timeout(4 * BOUND, lock.lease())
                 .await
                 .expect("in time")
                 .unwrap();
@@ -249,7 +250,8 @@ async fn redisson_3194_a_lease_that_lives_through_a_reconnect_is_renewed_on() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
         let proxy = Proxy::to(&server);
-        let ttl = ms(3000);
+        // It may take 2.4 s until it is connected again, and the server may stand still for two more.
+        let ttl = ms(6000);
         let locks = registry(&proxy.url(), ttl).await;
         let others = registry(&server.url(), ttl).await;
         let lease = locks.obtain("k").lease().await.unwrap();
@@ -259,11 +261,19 @@ async fn redisson_3194_a_lease_that_lives_through_a_reconnect_is_renewed_on() {
             let before = lease.deadline();
             sleep(ms(400)).await;
             proxy.accept();
-            // The next try to connect may be a second away.
+            // The next try to connect may be two seconds away.
             wait_until("it is renewed", BOUND, || lease.deadline() > before).await;
             sleep(ms(100)).await;
         }
-        assert!(!others.obtain("k").acquire_within(2 * ttl).await.unwrap());
+        let renewed = async {
+            for _ in 0..2 {
+                let before = lease.deadline();
+                wait_until("it is renewed on", BOUND, || lease.deadline() > before).await;
+            }
+        };
+        let in_vain = others.obtain("k").acquire_within(ttl + ttl / 3);
+        let (acquired, ()) = tokio::join!(in_vain, renewed);
+        assert!(!acquired.unwrap());
         assert!(lease.is_valid());
         lease.release().await.unwrap();
         nothing_left(&server, &[&locks, &others]).await;
@@ -278,8 +288,10 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
     on_a_steady_machine(async || {
         const PROCESSES: usize = 3;
         let server = RedisServer::start();
-        // A third of it, and two pauses with a failed handshake between them: of 1 s, and of 2 s at most (G1).
-        let ttl = ms(6000);
+        // A third of it, two pauses of 2 s at most with a failed handshake between them (G1), and a second for a machine
+        // that is slow.
+        let ttl = ms(8000);
+        let (long, short) = (2 * ttl, ms(1500));
         let working = Arc::new(AtomicUsize::new(0));
         let mut processes = Vec::new();
         for process in 0..PROCESSES {
@@ -297,13 +309,13 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
                     let job = async {
                         assert_eq!(working.fetch_add(1, Ordering::SeqCst), 0, "two at work");
                         // The first has long work, the others only want their turn.
-                        sleep(if process == 0 { 5 * ttl / 2 } else { ttl / 4 }).await;
+                        sleep(if process == 0 { long } else { short }).await;
                         working.fetch_sub(1, Ordering::SeqCst);
                     };
                     match job.with_lock((&locks, "channel")).await {
                         Ok(()) => break,
                         Err(LockError::NotAcquired { .. } | LockError::Store { .. }) => {
-                            sleep(ttl / 3).await;
+                            sleep(ms(2000)).await;
                         }
                         Err(error) => panic!("{error}"),
                     }
@@ -312,13 +324,14 @@ async fn redisson_5698_long_work_stays_alone_though_connections_die() {
         }
         let mischief = async {
             loop {
-                sleep(ms(370)).await;
+                // A handshake on a slow machine is not hit each time.
+                sleep(ms(1500)).await;
                 server.client_kill_all();
             }
         };
         let all = join_all(processes);
         tokio::select! {
-            all = timeout(10 * BOUND, all) => {
+            all = timeout(2 * PATIENCE, all) => {
                 for process in all.expect("all get their turn") {
                     process.unwrap();
                 }

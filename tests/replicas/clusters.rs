@@ -283,7 +283,7 @@ async fn a_confirmed_lock_on_a_cluster_survives_its_primary() {
     }
     let waiter = tokio::spawn(lock.lease());
     cluster.server_mut(0).restart();
-    let after = timeout(2 * FAIL_OVER, waiter).await.expect("it is served");
+    let after = timeout(FAIL_OVER, waiter).await.expect("it is served");
     let after = after.unwrap().unwrap();
     cluster.server(0).cmd(&["READONLY"]);
     let name = format!("lock:{next}");

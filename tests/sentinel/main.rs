@@ -34,9 +34,13 @@ pub(crate) const BOUND: Duration = Duration::from_secs(15);
 /// Nothing here ends because a lease has run out by itself.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
+/// A server may stand still for so long, and somewhat longer.
+pub(crate) const ANSWER_WITHIN: Duration = ms(4_000);
+
 pub(crate) async fn registry(url: &str) -> LockRegistry {
     let store = RedisStore::connect(url).await.unwrap();
     LockRegistry::builder(store)
+        .response_timeout(ANSWER_WITHIN)
         .ttl(LONG)
         .wait(LONG)
         .build()

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use super::PATIENCE;
 use super::keeper::Process;
 use super::ports::Port;
-
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// HAProxy in TCP mode before a server.
 #[derive(Debug)]

@@ -9,10 +9,13 @@ use lockstream::{LockRegistry, LockRegistryBuilder};
 
 #[cfg(feature = "postgres")]
 use crate::support::PgServer;
-use crate::support::{RedisServer, wait_until};
+use crate::support::{PATIENCE, RedisServer, wait_until};
 
-/// For what takes some round trips, a reconnect, or the start of a process.
+/// For what takes some round trips or a reconnect.
 pub(crate) const BOUND: Duration = Duration::from_secs(5);
+
+/// For the start of a process and what it does first, such as to wait in a queue: many may start beside it.
+pub(crate) const START: Duration = PATIENCE;
 
 /// A server that keeps locks.
 pub(crate) trait LockServer: Sized {
@@ -44,8 +47,10 @@ pub(crate) async fn registry_builder(url: &str) -> LockRegistryBuilder {
     let patience = Duration::from_secs(10);
     #[cfg(feature = "postgres")]
     if url.starts_with("postgres:") {
-        let store = lockstream::store::PostgresStore::connect(url).await;
-        return LockRegistry::builder(store.unwrap()).response_timeout(patience);
+        // The first connection makes the schema.
+        let store = lockstream::store::PostgresStore::builder(url).connect_timeout(PATIENCE);
+        let store = store.connect().await.unwrap();
+        return LockRegistry::builder(store).response_timeout(patience);
     }
     let store = RedisStore::connect(url).await.unwrap();
     LockRegistry::builder(store).response_timeout(patience)
@@ -53,7 +58,7 @@ pub(crate) async fn registry_builder(url: &str) -> LockRegistryBuilder {
 
 /// Waits until so many registries are in the queue of `k`.
 pub(crate) async fn wait_for_queue(server: &impl LockServer, tickets: u64) {
-    wait_until(format!("{tickets} in the queue"), BOUND, || {
+    wait_until(format!("{tickets} in the queue"), START, || {
         server.queue() == tickets
     })
     .await;

@@ -69,6 +69,10 @@ pub const fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
+/// For what must come about sooner or later, be the machine ten times as slow as another. How soon it comes about is for
+/// other assertions to tell.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 

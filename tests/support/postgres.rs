@@ -20,8 +20,11 @@ use super::keeper::Process;
 use super::ports::Port;
 use super::shown::Tls;
 
-/// How long a server may take to start, to end, or to answer this harness.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a server may take to start, to end, or to answer this harness: many may start at once.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks at a server that starts or recovers, which are dear where many do.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 const REMEDY: &str = "PostgreSQL 14 or newer is needed (its programs initdb and postgres): \
     `apt-get install postgresql`, `brew install postgresql`, run the tests with `./tests/run`, which sees to it, or name \
@@ -261,7 +264,7 @@ impl PgServer {
         let begin = Instant::now();
         while let Err(log) = self.launch() {
             self.assert_may_try_again(&log, begin);
-            std::thread::sleep(super::LOOK_AGAIN);
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 
@@ -294,14 +297,14 @@ impl PgServer {
                         recovers && begin.elapsed() < PATIENCE,
                         "our server answers: {error:?}"
                     );
-                    std::thread::sleep(super::LOOK_AGAIN);
+                    std::thread::sleep(LOOK_AGAIN);
                 }
             }
         }
     }
 
     pub fn try_client(&self) -> Result<PgClient, postgres::Error> {
-        let url = format!("{}&application_name=harness&connect_timeout=10", self.url());
+        let url = format!("{}&application_name=harness&connect_timeout=60", self.url());
         let client = apart(|| Client::connect(&url, NoTls))?;
         Ok(PgClient(Some(client)))
     }
@@ -410,7 +413,7 @@ impl PgServer {
             if self.is_ours(&data) && self.try_client().is_ok() {
                 break;
             }
-            if process.log.wait_for_end(super::LOOK_AGAIN) {
+            if process.log.wait_for_end(LOOK_AGAIN) {
                 return Err(process.log.text());
             }
             assert!(

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc as tokio_mpsc;
 
-use super::wait_until_blocking;
+use super::{PATIENCE, wait_until_blocking};
 
 const ROLE: &str = "LOCKSTREAM_WORKER_ROLE";
 
@@ -118,7 +118,7 @@ impl Worker {
 
     /// [`Worker::transcript`] of a worker that has ended, which may have been faster than the threads that follow it.
     pub fn last_words(&self) -> String {
-        wait_until_blocking("the pipes end", Duration::from_secs(5), || {
+        wait_until_blocking("the pipes end", PATIENCE, || {
             Arc::strong_count(&self.transcript) == 1
         });
         self.transcript()
@@ -282,8 +282,7 @@ pub(super) fn wait_until_stopped(pid: Pid) {
         return;
     }
     let stat = format!("/proc/{}/stat", pid.as_raw_pid());
-    let bound = Duration::from_secs(5);
-    wait_until_blocking(format!("{pid:?} stops"), bound, || {
+    wait_until_blocking(format!("{pid:?} stops"), PATIENCE, || {
         let stat = std::fs::read_to_string(&stat).expect("the process exists");
         // The state follows the name, which is in brackets and may itself hold any character.
         stat.rsplit_once(')')

@@ -357,7 +357,7 @@ impl Shunt {
         loop {
             match TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).and_then(Ear::new) {
                 Ok(ear) => return ear,
-                Err(error) if begin.elapsed() > Duration::from_secs(5) => {
+                Err(error) if begin.elapsed() > super::PATIENCE => {
                     panic!("the proxy cannot have its port {} back: {error}", self.port)
                 }
                 Err(_) => tokio::time::sleep(super::LOOK_AGAIN).await,

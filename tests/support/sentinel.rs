@@ -17,8 +17,9 @@ use super::server::RedisServer;
 use super::shown::Tls;
 use super::wait_until_blocking;
 
-/// How long it may take until all know each other, and a fail-over.
-pub const FAIL_OVER: Duration = Duration::from_secs(30);
+/// How long it may take until all know each other, and a fail-over: a question that is missed costs ten seconds, and a
+/// sentinel that stood still does nothing for thirty.
+pub const FAIL_OVER: Duration = Duration::from_secs(90);
 
 /// How long a server may be silent until a sentinel takes it for dead. Less, and a busy machine looks like a dead one.
 const DOWN_AFTER_MS: u64 = 1_500;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::{Connection, FromRedisValue, RedisError, RedisResult, Value};
 use rustix::process::Signal;
@@ -15,10 +15,7 @@ use super::ports::Port;
 use super::process::wait_until_stopped;
 use super::program::Program;
 use super::shown::Tls;
-use super::within;
-
-/// How long a server may take to start, to end, or to answer this harness.
-const PATIENCE: Duration = Duration::from_secs(10);
+use super::{PATIENCE, within};
 
 /// The user that the harness looks in as: whatever a test does to the default user, the harness may do everything.
 const HARNESS: &str = "harness";

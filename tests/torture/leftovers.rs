@@ -1,12 +1,8 @@
 //! What the judge finds in a cluster, wherever it lies.
 
-use std::time::Duration;
-
 use crate::deployments::Leftovers;
 use crate::deployments::cluster::leftovers_in;
-use crate::support::{Cluster, wait_until_blocking};
-
-const BOUND: Duration = Duration::from_secs(20);
+use crate::support::{Cluster, PATIENCE, wait_until_blocking};
 
 const QUEUE: &str = "{torture:any-0}:~queue2";
 
@@ -17,7 +13,7 @@ fn queued() -> (Cluster, u16, [usize; 3]) {
     cluster.cmd(QUEUE, &["ZADD", QUEUE, "1", "ticket"]);
     let home = cluster.home(QUEUE);
     let places = [home, Cluster::other_of(home), (home + 1) % 3];
-    wait_until_blocking("the replica has it", BOUND, || {
+    wait_until_blocking("the replica has it", PATIENCE, || {
         cluster.server(places[1]).keys("*") == [QUEUE]
     });
     let slot = cluster.slot(QUEUE);

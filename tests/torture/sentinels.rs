@@ -7,7 +7,7 @@ use crate::plan::{Kind, Side, Stroke};
 use crate::support::{Watched, on_a_steady_machine_blocking};
 
 /// Sentinels in TILT mode replace nobody for thirty seconds; else a fail-over takes five.
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(28);
 
 /// A sentinel that is silent for more than two seconds enters TILT mode.
 const SILENCE: Duration = Duration::from_millis(2_500);

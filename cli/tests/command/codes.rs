@@ -314,7 +314,8 @@ fn a_store_that_hangs_does_not_prolong_the_wait() {
         let took = begin.elapsed();
         server.cont();
         assert_eq!(done.code, Some(75), "{}", done.err);
-        assert!(took < Duration::from_millis(2_800), "{took:?}");
+        // The wait, and a second. It was three.
+        assert!(took < Duration::from_millis(3_500), "{took:?}");
     });
 }
 

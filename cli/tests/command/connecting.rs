@@ -157,7 +157,8 @@ fn a_server_has_as_long_as_was_said() {
         let took = begin.elapsed();
         server.cont();
         assert_eq!(done, Some(69));
-        assert!(took < Duration::from_secs(3), "{took:?}");
+        // It would have five seconds.
+        assert!(took < Duration::from_millis(4_500), "{took:?}");
     });
     assert_eq!(
         code("redis://127.0.0.1:1/", &["--connect-timeout", "0"]),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{LOCKSTREAM, Program, SOON, patient, until_gone};
-use crate::support::{RedisServer, wait_until_blocking};
+use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const ENDING: [(Signal, i32); 4] = [
     (Signal::HUP, 1),
@@ -14,6 +14,9 @@ const ENDING: [(Signal, i32); 4] = [
     (Signal::QUIT, 3),
     (Signal::TERM, 15),
 ];
+
+/// Connecting, an answer and a release have five seconds each, if nothing cuts them short.
+const CUT_SHORT: Duration = Duration::from_millis(4_900);
 
 fn tickets(server: &RedisServer) -> u64 {
     server.ask(&["ZCARD", "{lock:k}:~queue2"])
@@ -49,34 +52,33 @@ fn a_waiter_gives_up_its_place() {
 
 #[test]
 fn connecting_is_cut_short() {
-    let server = RedisServer::start();
-    server.stop();
-    for (signal, number) in ENDING {
-        let program = Program::start(&server.url(), ["run", "--json", "k", "--", "echo", "ran"]);
-        let caught = || {
-            let status = format!("/proc/{}/status", program.pid().as_raw_pid());
-            let status = std::fs::read_to_string(status).unwrap_or_default();
-            let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-            let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-            // SIGCHLD, the last that is caught.
-            mask.is_some_and(|mask| mask & 1 << 16 != 0)
-        };
-        wait_until_blocking("signals are caught", SOON, caught);
-        let begin = Instant::now();
-        program.signal(signal);
-        let done = program.end();
-        assert_eq!(
-            (done.code, &*done.out),
-            (Some(128 + number), ""),
-            "{}",
-            done.err
-        );
-        assert!(
-            begin.elapsed() < Duration::from_secs(4),
-            "{:?}",
-            begin.elapsed()
-        );
-    }
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        server.stop();
+        for (signal, number) in ENDING {
+            let program =
+                Program::start(&server.url(), ["run", "--json", "k", "--", "echo", "ran"]);
+            let caught = || {
+                let status = format!("/proc/{}/status", program.pid().as_raw_pid());
+                let status = std::fs::read_to_string(status).unwrap_or_default();
+                let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+                let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+                // SIGCHLD, the last that is caught.
+                mask.is_some_and(|mask| mask & 1 << 16 != 0)
+            };
+            wait_until_blocking("signals are caught", SOON, caught);
+            let begin = Instant::now();
+            program.signal(signal);
+            let done = program.end();
+            assert_eq!(
+                (done.code, &*done.out),
+                (Some(128 + number), ""),
+                "{}",
+                done.err
+            );
+            assert!(begin.elapsed() < CUT_SHORT, "{:?}", begin.elapsed());
+        }
+    });
 }
 
 #[test]
@@ -240,33 +242,31 @@ fn masks_and_dispositions_are_the_callers() {
 /// The command has ended, and the store does not answer: after a while a signal ends the wait for it.
 #[test]
 fn a_release_is_cut_short() {
-    let server = RedisServer::start();
-    let folder = tempfile::tempdir().unwrap();
-    let flag = folder.path().join("flag");
-    let script = format!(
-        "echo up; while [ ! -e {} ]; do sleep 0.01; done; echo over; exit 5",
-        flag.display()
-    );
-    let mut program = Program::start(
-        &server.url(),
-        ["run", "--ttl", "10m", "k", "--", "sh", "-c", &script],
-    );
-    program.expect("up");
-    server.stop();
-    std::fs::write(&flag, "").unwrap();
-    program.expect("over");
-    // A signal that comes before the command is reaped is the command's, and ends nothing.
-    let begin = Instant::now();
-    while program.runs() {
-        program.signal(Signal::TERM);
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    assert!(
-        begin.elapsed() < Duration::from_secs(4),
-        "{:?}",
-        begin.elapsed()
-    );
-    let done = program.end();
-    assert!(matches!(done.code, Some(5 | 143)), "{done:?}");
-    server.cont();
+    on_a_steady_machine_blocking(|| {
+        let server = RedisServer::start();
+        let folder = tempfile::tempdir().unwrap();
+        let flag = folder.path().join("flag");
+        let script = format!(
+            "echo up; while [ ! -e {} ]; do sleep 0.01; done; echo over; exit 5",
+            flag.display()
+        );
+        let mut program = Program::start(
+            &server.url(),
+            ["run", "--ttl", "10m", "k", "--", "sh", "-c", &script],
+        );
+        program.expect("up");
+        server.stop();
+        std::fs::write(&flag, "").unwrap();
+        program.expect("over");
+        // A signal that comes before the command is reaped is the command's, and ends nothing.
+        let begin = Instant::now();
+        while program.runs() {
+            program.signal(Signal::TERM);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(begin.elapsed() < CUT_SHORT, "{:?}", begin.elapsed());
+        let done = program.end();
+        assert!(matches!(done.code, Some(5 | 143)), "{done:?}");
+        server.cont();
+    });
 }

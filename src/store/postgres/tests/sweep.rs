@@ -9,14 +9,14 @@ use super::support::{PgServer, wait_until};
 use crate::store::PostgresStore;
 use crate::store::postgres::backend::PostgresBackend;
 
-const BOUND: Duration = Duration::from_secs(10);
-
 /// For a sweep, with those before it that were interrupted.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What a session knows that has no connection.
 async fn session(url: &str) -> PostgresBackend {
-    let store = PostgresStore::connect(url).await.unwrap();
+    // It makes the schema, which takes a slow machine seconds.
+    let store = PostgresStore::builder(url).connect_timeout(PATIENCE);
+    let store = store.connect().await.unwrap();
     let within = Duration::from_secs(5);
     PostgresBackend::new(store.settings, "lock".into(), "a1".into(), within)
 }
@@ -60,7 +60,7 @@ async fn a_sweep_deletes_what_nobody_uses() {
     );
     let connections =
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'lockstream%'";
-    wait_until("the connection is closed", BOUND, || {
+    wait_until("the connection is closed", PATIENCE, || {
         server.one::<i64>(connections) == 0
     })
     .await;
