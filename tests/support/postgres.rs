@@ -236,9 +236,9 @@ impl PgServer {
 
     /// Kills one of its processes: the server ends all the others, and recovers as from a crash.
     pub fn crash(&self) {
-        let mut witness = self.client();
-        let pid: i32 = witness
-            .one("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'");
+        // One of its own is there at any time; after a recovery others may not be, yet.
+        let [mut witness, mut victim] = [self.client(), self.client()];
+        let pid: i32 = victim.one("SELECT pg_backend_pid()");
         let pid = Pid::from_raw(pid).expect("a process has a number");
         kill_process(pid, Signal::KILL).expect("a process of our server");
         // Whoever comes before the server has noticed is ended with the others.
