@@ -21,6 +21,9 @@ use std::time::Duration;
 
 pub(crate) use self::postgres::{PgServer, find_programs};
 
+/// How long a server may take to start, to end, or to answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Between two looks at a condition that nobody announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 

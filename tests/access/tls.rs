@@ -496,11 +496,9 @@ async fn a_certificate_runs_out_and_is_renewed() {
     let good = authority.sign(HERE);
     let server = start(&good);
     let registry = locks(trusting(&server, &authority).connect().await.unwrap());
-    let lease = registry
-        .obtain("k")
-        .ttl(24 * BOUND)
-        .renewal(Renewal::watchdog());
-    let lease = lease.lease().await.unwrap();
+    let lock = registry.obtain("k").ttl(24 * BOUND);
+    let lock = lock.renewal(Renewal::watchdog());
+    let lease = lock.lease().await.unwrap();
 
     let expired = authority.sign_expired(HERE);
     server.show(&expired.certificate, &expired.key);

@@ -67,7 +67,8 @@ impl<const PUBLISHED: bool> World for On<PUBLISHED> {
                 ),
         );
         let proxy = Proxy::to_port(server.port());
-        // All connections that calls come by have prepared it. A sweep, which begins at any time, has a connection of its own.
+        // Each connection for calls has prepared this function. A sweep comes at any time, on a connection of its own, and
+        // does not count.
         proxy.count_from(b"ops_1");
         Self {
             proxy,

@@ -146,7 +146,7 @@ async fn a_thousand_waiters_share_a_connection() {
     let server = RedisServer::start();
     let (here, there) = (registry(&server).await, registry(&server).await);
     let held = there.obtain("k").lease().await.unwrap();
-    // A tenure is of 20 ms: the slower the machine is, the more often the key is yielded.
+    // A process passes its lease on among its own callers for 20 ms: on a slow machine that is to few of them.
     let waiters = join_all((0..1_000).map(|_| {
         let lock = here.obtain("k").wait(2 * PATIENCE);
         async move {

@@ -10,7 +10,7 @@ use crate::faults::Pair;
 use crate::support::{PgServer, on_a_steady_machine};
 use crate::{BOUND, PATIENCE, builder, eventually, ms, patient, registry, told};
 
-/// A sweep locks its own first: emptied in this order, they never wait for each other.
+/// The table `sweep` comes first, as in a sweep: so TRUNCATE and a sweep never wait for each other.
 const TABLES: [&str; 8] = [
     "sweep", "lock", "holder", "guard", "ticket", "state", "alive", "notice",
 ];

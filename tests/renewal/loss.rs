@@ -160,8 +160,8 @@ async fn an_outage_that_costs_leases_is_in_the_log_once() {
     .await;
 }
 
-/// 50 ms after any timer of the same deadline would have fired, at the latest; or after two turns of the runtime, where
-/// these take longer.
+/// 50 ms after any timer of the same deadline would have fired, at the latest; or after twice what the runtime
+/// takes for a sleep of a millisecond, where that is longer.
 #[tokio::test]
 async fn a_loss_is_told_soon_after_the_deadline() {
     on_a_steady_machine(async || {

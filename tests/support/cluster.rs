@@ -341,7 +341,7 @@ impl Cluster {
         for index in [to, from] {
             self.servers[index].cmd(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
         }
-        // Of the others those that may be primaries: replicas refuse, and hear of it, and one may be stopped.
+        // Replicas are not told: they would refuse, they hear of it anyway, and a test may have stopped one.
         for index in (0..3).filter(|index| ![from, to].contains(index)) {
             let _ = self.servers[index].try_cmd(&["CLUSTER", "SETSLOT", &slot, "NODE", &id]);
         }

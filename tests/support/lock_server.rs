@@ -32,7 +32,7 @@ pub(crate) trait LockServer: Sized {
     /// How many connections of registries it has.
     fn connections(&self) -> usize;
 
-    /// Nothing of the dead is swept away until that is dropped.
+    /// Until what it returns is dropped, no registry sweeps away what the dead have left.
     fn keep_dead(&self) -> Box<dyn Send>;
 
     /// How many registries are in the queue of `k`.
@@ -97,7 +97,7 @@ impl LockServer for RedisServer {
         self.clients().len()
     }
 
-    /// Nobody sweeps.
+    /// There are no sweeps.
     fn keep_dead(&self) -> Box<dyn Send> {
         Box::new(())
     }
@@ -112,7 +112,7 @@ impl LockServer for RedisServer {
     }
 }
 
-/// The advisory lock of who sweeps, in the schema's `sweep_1`.
+/// The advisory lock that a sweep takes: the number in `sweep_1` of the schema.
 #[cfg(feature = "postgres")]
 const SWEEP: i64 = 6_012_214_763_185_742;
 
@@ -147,7 +147,7 @@ impl LockServer for PgServer {
         usize::try_from(count).expect("it counts")
     }
 
-    /// A registry sweeps at any time.
+    /// It holds the lock of a sweep: each that comes meanwhile has nothing to do.
     fn keep_dead(&self) -> Box<dyn Send> {
         let mut client = self.client();
         client.run(&format!("SELECT pg_advisory_lock({SWEEP})"));

@@ -16,14 +16,12 @@ use postgres::{Client, NoTls, Row};
 use rustix::process::{Pid, Signal, getuid, kill_process};
 use tempfile::TempDir;
 
+use super::PATIENCE;
 use super::keeper::Process;
 use super::ports::Port;
 use super::shown::Tls;
 
-/// How long a server may take to start, to end, or to answer this harness: many may start at once.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Between two looks at a server that starts or recovers, which are dear where many do.
+/// Between two looks at a server that starts or recovers. Each is a connection, and many servers may start at once.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 const REMEDY: &str = "PostgreSQL 14 or newer is needed (its programs initdb and postgres): \
