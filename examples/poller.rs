@@ -4,7 +4,6 @@
 //! REDIS_URL=redis://127.0.0.1/ cargo run --example poller   # without a url: locks in this process alone
 //! ```
 //!
-//! Each line says who has read what, under which token. After three mails the first instance ends in the midst of the
 //! Each line says who has answered what, under which token. After three mails the first instance ends. Its lead is released
 //! at once, and the second goes on where the inbox stands.
 

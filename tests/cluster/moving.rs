@@ -114,9 +114,10 @@ async fn a_node_whose_first_slot_is_being_moved_is_connected_to() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_is_released_while_its_slot_is_half_way() {
     on_a_steady_machine(async || {
+        let answer_within = ms(8000);
         let cluster = Cluster::without_replicas();
         let registry = builder(&cluster)
-            .response_timeout(ms(1000))
+            .response_timeout(answer_within)
             .build()
             .unwrap();
         let (slot, from) = (cluster.slot("m"), cluster.home("m"));
@@ -128,7 +129,8 @@ async fn a_lock_is_released_while_its_slot_is_half_way() {
 
         let begin = Instant::now();
         lease.release().await.unwrap();
-        assert!(begin.elapsed() < ms(1500), "{:?}", begin.elapsed());
+        // It is refused for half of that.
+        assert!(begin.elapsed() < answer_within, "{:?}", begin.elapsed());
         assert_eq!(cluster.server(to).keys("lock:{m}*").len(), 0);
         // Which lasts, so that asking once does not help, and waiting does.
         let error = registry.obtain("{m}:k").acquire_once().await.unwrap_err();

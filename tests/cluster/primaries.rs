@@ -195,7 +195,7 @@ async fn a_silent_node_leaves_time_for_the_next_however_long_an_answer_may_take(
         let (place, node) = (silent.local_addr().unwrap(), cluster.server(0).port());
         let url = format!("redis+cluster://{place},127.0.0.1:{node}/");
         let attempts = (0..12).map(|number| {
-            let store = RedisStore::builder(&*url).connect_timeout(ms(6_000));
+            let store = RedisStore::builder(&*url).connect_timeout(ms(24_000));
             let registry = LockRegistry::builder(store.connect_lazy().unwrap());
             let registry = registry.response_timeout(3 * BOUND).build().unwrap();
             async move { registry.obtain(number.to_string()).acquire_once().await }

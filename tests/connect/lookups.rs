@@ -188,9 +188,9 @@ async fn a_slow_server_with_two_addresses_sees_one_set_up() {
     let port = proxy.port();
     forward(&format!("127.0.0.2:{port}"), port);
     on_a_steady_machine(async || {
-        // A set-up takes two of these, and the second address has its turn after 3.75 s.
+        // A set-up takes two of these, and the second address has its turn after 11.25 s.
         proxy.delay(Way::ToServer, ms(700));
-        let url = format!("redis://redis-headless:{port}/?connect_timeout=10&response_timeout=3");
+        let url = format!("redis://redis-headless:{port}/?connect_timeout=30&response_timeout=10");
         let env = [
             ("URL", &*url),
             ("LD_PRELOAD", lookups.library()),
@@ -225,7 +225,7 @@ async fn an_address_that_swallows_packets_costs_a_quarter_of_a_second() {
     let port = server.port();
     let _gone = black_hole(SocketAddr::from(([127, 0, 0, 2], port)));
     on_a_steady_machine(async || {
-        let url = format!("redis://redis-headless:{port}/?connect_timeout=20");
+        let url = format!("redis://redis-headless:{port}/?connect_timeout=60");
         let env = [
             ("URL", &*url),
             ("LD_PRELOAD", lookups.library()),
@@ -241,7 +241,7 @@ async fn an_address_that_swallows_packets_costs_a_quarter_of_a_second() {
             .parse()
             .unwrap();
         // Another attempt would begin after a third of the time to connect: this one went on.
-        assert!((250..3_000).contains(&millis), "{millis}");
+        assert!((250..20_000).contains(&millis), "{millis}");
     })
     .await;
 }

@@ -237,10 +237,10 @@ async fn all_sentinels_are_silent_and_the_primary_stays() {
         let url = watched.url();
         watched.sentinels.iter().for_each(Sentinel::stop);
         let others = LockRegistry::builder(RedisStore::connect_lazy(&*url).unwrap())
-            .response_timeout(ms(200))
+            .response_timeout(ms(1_000))
             .build()
             .unwrap();
-        let told = others.obtain("k").lease_within(ms(1_500)).await;
+        let told = others.obtain("k").lease_within(ms(8_000)).await;
         let told = chain(&told.unwrap_err());
         assert!(
             told.contains("primary of service \"mine\" not found"),
