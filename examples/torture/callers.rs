@@ -212,7 +212,7 @@ impl Caller {
             }
             Habit::Grouping => {
                 let wanted = self.group();
-                let (limit, hold) = (self.dice.millis(100, 3_000), self.dice.micros(0, 1_000));
+                let (limit, hold) = (self.dice.millis(100, 10_000), self.dice.micros(0, 1_000));
                 self.run(wanted, limit, hold).await?;
                 sleep(self.dice.micros(0, 20_000)).await;
             }

@@ -26,7 +26,7 @@ fn response_timeout(command: &OsStr) -> Option<&'static str> {
         "check" | "free" | "inspect" | "ls" | "migrate" | "release" | "renew" | "watch" => {
             Some("60s")
         }
-        "run" | "hold" | "lead" => Some("5s"),
+        "run" | "hold" | "lead" => Some("15s"),
         _ => None,
     }
 }
@@ -35,7 +35,7 @@ fn response_timeout(command: &OsStr) -> Option<&'static str> {
 pub(crate) fn patient(url: &str) -> String {
     let begin = if url.contains('?') { '&' } else { '?' };
     // As the flag adds it to the url: both are the same then.
-    format!("{url}{begin}response_timeout=5000ms")
+    format!("{url}{begin}response_timeout=15000ms")
 }
 
 /// The path of the program.
