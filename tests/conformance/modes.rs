@@ -257,16 +257,16 @@ pub(crate) async fn a_permit_that_is_released_goes_to_the_next(w: &dyn World) {
 
 pub(crate) async fn shared_leases_are_renewed_and_lost_each_by_itself(w: &dyn World) {
     let [a, b] = w.registries().await;
-    let brief = reader(&a).ttl(ms(2000));
+    let brief = reader(&a).ttl(ms(3000));
     let renewed = brief.clone().renewal(Renewal::watchdog());
     let stays = renewed.lease().await.unwrap();
     let ends = brief.lease().await.unwrap();
-    let other = reader(&b).ttl(ms(2000)).renewal(Renewal::watchdog());
+    let other = reader(&b).ttl(ms(3000)).renewal(Renewal::watchdog());
     let other = other.lease().await.unwrap();
     timeout(BOUND, ends.lost()).await.unwrap();
     let then = Instant::now();
     eventually("the others are renewed once more", async || {
-        stays.deadline().min(other.deadline()) > then + ms(1000)
+        stays.deadline().min(other.deadline()) > then + ms(2000)
     })
     .await;
     assert!(stays.is_valid() && other.is_valid() && !ends.is_valid());

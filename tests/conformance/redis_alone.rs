@@ -345,7 +345,7 @@ pub(crate) async fn tokens_grow_without_their_fence(w: &On<impl Make>) {
 
 pub(crate) async fn scripts_that_the_server_forgot_are_sent_again(w: &On<impl Make>) {
     let [here, there] = w.registries().await;
-    let renewed = here.obtain("k").ttl(ms(1500)).renewal(Renewal::watchdog());
+    let renewed = here.obtain("k").ttl(ms(3000)).renewal(Renewal::watchdog());
     for _ in 0..3 {
         w.server().script_flush();
         let held = renewed.lease().await.unwrap();

@@ -199,13 +199,13 @@ pub(crate) async fn a_long_wait_names_who_has_it_at_its_end(w: &dyn World) {
 /// Of the readers and permits of a registry only the first asks again (M5).
 pub(crate) async fn who_waits_behind_others_is_told_what_they_know(w: &dyn World) {
     let (there, here) = (named(w, "ci-7").await, w.registry().await);
-    let lock = there.obtain("k").ttl(ms(1500));
+    let lock = there.obtain("k").ttl(ms(3000));
     let held = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
     let reader = here.obtain("k").shared();
     let mut first = Box::pin(reader.lease());
     assert!(poll_once(&mut first).await.is_none());
     waiting(&reader, 1).await;
-    let error = assert_err!(reader.lease_within(ms(2000)).await, NotAcquired, "k");
+    let error = assert_err!(reader.lease_within(ms(4000)).await, NotAcquired, "k");
     assert_eq!(holder(&error).name(), "ci-7", "{error}");
     held.release().await.unwrap();
     first.await.unwrap().release().await.unwrap();

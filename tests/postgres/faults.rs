@@ -601,13 +601,13 @@ async fn renewals_are_sent_again_after_a_stall() {
         let lock = locks.obtain("other");
         server.stop();
         let asking = tokio::spawn(async move { lock.acquire_once().await });
-        // Many times as long as the lease below lasts.
+        // Longer than the lease below lasts.
         tokio::time::sleep(ms(7000)).await;
         server.cont();
         asking.await.unwrap().unwrap();
-        let lock = locks.obtain("k").ttl(ms(1000)).renewal(Renewal::watchdog());
+        let lock = locks.obtain("k").ttl(ms(3000)).renewal(Renewal::watchdog());
         let lease = lock.lease().await.unwrap();
-        tokio::time::sleep(ms(2000)).await;
+        tokio::time::sleep(ms(4000)).await;
         assert!(lease.is_valid());
         lease.release().await.unwrap();
     })

@@ -404,7 +404,7 @@ async fn a_fenced_lease_is_renewed() {
         let locks = [one.obtain("account:1"), one.obtain("account:1").permits(2)];
         for lock in locks {
             let mut client = client(&server.url()).await;
-            let lease = lock.ttl(ms(2000)).renewal(renewal).lease().await.unwrap();
+            let lease = lock.ttl(ms(3000)).renewal(renewal).lease().await.unwrap();
             let transaction = client.transaction().await.unwrap();
             lease.view().fence(&transaction).await.unwrap();
             let fenced_until = lease.deadline();

@@ -257,13 +257,13 @@ async fn killed_and_started_again() {
         );
         let lease = here
             .obtain("k")
-            .ttl(ms(1500))
+            .ttl(ms(3000))
             .renewal(lockstream::Renewal::watchdog());
         let lease = lease.lease().await.unwrap();
         servers[0].kill();
         let first = lease.deadline();
         wait_until("renewed by two", BOUND, || {
-            lease.deadline() > first + ms(1000)
+            lease.deadline() > first + ms(2000)
         })
         .await;
         let waiter = tokio::spawn(there.obtain("k").lease());
