@@ -53,7 +53,7 @@ async fn a_lease_outlasts_a_runtime_that_is_busy() {
         let authority = Authority::new("ours");
         let server = start(&authority.sign(HERE));
         let locks = locks(trusting(&server, &authority).connect().await.unwrap());
-        let lock = locks.obtain("k").ttl(Duration::from_secs(2));
+        let lock = locks.obtain("k").ttl(Duration::from_secs(3));
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
         for _ in 0..2 {
             std::thread::sleep(Duration::from_secs(4));

@@ -255,7 +255,7 @@ pub(crate) fn a_runtime_that_ends_while_it_is_busy_is_left(w: &dyn World) {
         let lease = renewed(&registry, "k").lease().await.unwrap();
         tokio::spawn(async move {
             registry.obtain("any").inspect().await.unwrap();
-            thread::sleep(2 * TTL);
+            thread::sleep(3 * TTL);
         });
         lease
     });

@@ -391,7 +391,7 @@ pub(crate) async fn a_campaign_that_is_not_polled(w: &dyn World) {
     let mut asleep = seat(&there).leadership();
     assert!(follows(&asleep.next().await.unwrap()));
     assert!(poll_once(&mut asleep.next()).await.is_none());
-    sleep(ms(1900)).await;
+    sleep(LONGER).await;
     assert!(term.is_valid());
     assert!(poll_once(&mut campaign.next()).await.is_none());
     assert!(!there.obtain("k").acquire_once().await.unwrap());

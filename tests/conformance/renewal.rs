@@ -14,7 +14,7 @@ use crate::world::{World, assert_took, free, idle, is_held, ms, release_brief};
 pub(crate) async fn a_renewed_lease_is_held_for_three_ttls_and_still_ours(w: &dyn World) {
     let [here, there] = w.registries().await;
     // Long enough that a busy machine is never late with three renewals in a row.
-    let ttl = ms(1500);
+    let ttl = ms(3000);
     let lock = here.obtain("k").ttl(ttl).renewal(Renewal::watchdog());
     let lease = lock.lease().await.unwrap();
     let other = there.obtain("k");

@@ -184,9 +184,9 @@ async fn a_slow_server_sees_one_set_up_of_each_registry() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
         let proxy = Proxy::to(&server);
-        // A set-up takes two of these; another one began after a third of the time, and begins after 12.5 s.
-        proxy.delay(Way::ToServer, ms(4000));
-        let url = format!("{}?connect_timeout=20&response_timeout=10", proxy.url());
+        // A set-up takes two of these; another one began after a third of the time, and begins after 15 s.
+        proxy.delay(Way::ToServer, ms(5000));
+        let url = format!("{}?connect_timeout=24&response_timeout=8", proxy.url());
         let fleet = [lazy(&url), lazy(&url), lazy(&url)];
         let leases = fleet.iter().enumerate();
         let leases = leases.map(|(key, locks)| locks.obtain(key.to_string()).lease());

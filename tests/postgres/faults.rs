@@ -594,15 +594,16 @@ async fn renewals_are_sent_again_after_a_stall() {
     on_a_steady_machine(async || {
         let server = PgServer::start();
         let locks = builder(patient(server.url()).connect().await.unwrap())
-            .response_timeout(BOUND)
+            .response_timeout(3 * BOUND)
             .build()
             .unwrap();
         locks.obtain("k").inspect().await.unwrap();
         let lock = locks.obtain("other");
         server.stop();
         let asking = tokio::spawn(async move { lock.acquire_once().await });
-        // Longer than the lease below lasts.
-        tokio::time::sleep(ms(7000)).await;
+        // The estimate of a call's time was an eighth of it. That is more than the two thirds of a ttl that a renewal of the
+        // lease below has left, also after some fast calls.
+        tokio::time::sleep(ms(25_000)).await;
         server.cont();
         asking.await.unwrap().unwrap();
         let lock = locks.obtain("k").ttl(ms(3000)).renewal(Renewal::watchdog());

@@ -107,7 +107,7 @@ async fn a_lease_outlasts_a_runtime_that_is_busy() {
     on_a_steady_machine(async || {
         let watched = Watched::start();
         let lock = registry(&watched.url()).await.obtain("k");
-        let lock = lock.ttl(Duration::from_secs(2));
+        let lock = lock.ttl(Duration::from_secs(3));
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
         std::thread::sleep(Duration::from_secs(6));
         assert!(lease.is_valid());
