@@ -212,7 +212,7 @@ impl Caller {
             }
             Habit::Grouping => {
                 let wanted = self.group();
-                // On PostgreSQL each key takes several times as long to come, and a busy machine makes that seconds.
+                // A group has its keys one after the other. On PostgreSQL each of them may take seconds on a busy machine.
                 let longest = if self.table.is_some() { 10_000 } else { 3_000 };
                 let (limit, hold) = (self.dice.millis(100, longest), self.dice.micros(0, 1_000));
                 self.run(wanted, limit, hold).await?;

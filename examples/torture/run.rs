@@ -40,8 +40,8 @@ const PARTING: Duration = Duration::from_secs(15);
 /// So long a queue outlasts a lock, of which nobody hears any more.
 const LONGEST_QUEUE: Duration = Duration::from_secs(61).saturating_add(TTL);
 
-/// So long no tenure lasts here: the longest hold, a stopped process and passes several times over, or the longest wait of
-/// a group that has its first key twice over.
+/// So long no tenure lasts here. It is several times the longest hold with a stopped process and passes, and twice as long
+/// as a group may wait, which holds its first key meanwhile.
 const LONGEST_TENURE: Duration = Duration::from_secs(20);
 
 const LOOK_EVERY: Duration = Duration::from_millis(250);

@@ -265,6 +265,7 @@ pub(crate) async fn shared_leases_are_renewed_and_lost_each_by_itself(w: &dyn Wo
     let other = other.lease().await.unwrap();
     timeout(BOUND, ends.lost()).await.unwrap();
     let then = Instant::now();
+    // A deadline leaves 32 ms of the ttl out (D1).
     eventually("the others are renewed once more", async || {
         stays.deadline().min(other.deadline()) > then + ms(2967)
     })
