@@ -179,7 +179,7 @@ fn a_silent_port_is_told_with_what_may_be_wrong() {
                 let url = url.clone();
                 all.spawn(move || {
                     // Longer than a machine stands still: who has not connected by then knows less.
-                    let within = ["--connect-timeout", "2.5"];
+                    let within = ["--connect-timeout", "15s"];
                     let done = run(&url, [&command[..1], &within, &command[1..]].concat());
                     assert_eq!(done.code, Some(69), "{}", done.err);
                     assert!(done.err.contains("accepted the connection"), "{}", done.err);

@@ -16,26 +16,29 @@ use crate::support::wait_until_blocking;
 /// long. What must not end by itself in that time lasts ten minutes: a `sleep`, or a lease that is to be released.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
 
-/// How long the store may take to answer, where the usual second may be over on a machine that stands still.
+/// How long connecting and an answer of the store may take, where the usual seconds may be over on a machine that stands
+/// still: the flags, and what they set in the url. They are the same time, so that both may be given.
 ///
-/// A command that asks a store once fails if it does not answer in time; so does `watch` at its first look. So do `run`,
-/// `hold` and `lead` until they have their lock. They go on to watch the store, and a test may wait until they have
-/// noticed a silence.
-fn response_timeout(command: &OsStr) -> Option<&'static str> {
-    match command.to_str()? {
-        "check" | "free" | "inspect" | "ls" | "migrate" | "release" | "renew" | "watch" => {
-            Some("60s")
-        }
-        "run" | "hold" | "lead" => Some("15s"),
-        _ => None,
-    }
+/// A test that waits for the end of one sets it itself.
+const PATIENCE: [(&str, &str); 2] = [
+    ("--connect-timeout", "connect_timeout=60000ms"),
+    ("--response-timeout", "response_timeout=60000ms"),
+];
+
+/// Whether a command asks a store.
+fn asks(command: &OsStr) -> bool {
+    const ASKING: [&str; 11] = [
+        "check", "free", "hold", "inspect", "lead", "ls", "migrate", "release", "renew", "run",
+        "watch",
+    ];
+    command.to_str().is_some_and(|it| ASKING.contains(&it))
 }
 
-/// The url with the response time-out of `run`, for a command that is not begun by [`lockstream`].
+/// The url with the [patience](PATIENCE), for a command that is not begun by [`lockstream`].
 pub(crate) fn patient(url: &str) -> String {
     let begin = if url.contains('?') { '&' } else { '?' };
-    // As the flag adds it to the url: both are the same then.
-    format!("{url}{begin}response_timeout=15000ms")
+    let [(_, connect), (_, response)] = PATIENCE;
+    format!("{url}{begin}{connect}&{response}")
 }
 
 /// The path of the program.
@@ -80,7 +83,7 @@ pub(crate) fn ignore_no_signals() {
     });
 }
 
-/// The program with this url in its environment, and perhaps with [another response time-out](response_timeout).
+/// The program with this url in its environment, and with [patience](PATIENCE).
 pub(crate) fn lockstream<A: AsRef<OsStr>>(
     url: &str,
     arguments: impl IntoIterator<Item = A>,
@@ -89,11 +92,13 @@ pub(crate) fn lockstream<A: AsRef<OsStr>>(
         .into_iter()
         .map(|it| it.as_ref().to_owned())
         .collect();
-    let command = arguments.first();
-    if let Some(time) = command.and_then(|command| response_timeout(command))
-        && !arguments.iter().any(|it| it == "--response-timeout")
-    {
-        arguments.splice(1..1, ["--response-timeout", time].map(OsString::from));
+    if arguments.first().is_some_and(|command| asks(command)) {
+        for (flag, of_url) in PATIENCE {
+            let (name, _) = of_url.split_once('=').expect("it has a value");
+            if !url.contains(name) && !arguments.iter().any(|it| it == flag) {
+                arguments.splice(1..1, [flag, "60s"].map(OsString::from));
+            }
+        }
     }
     let mut command = Command::new(LOCKSTREAM);
     command.args(arguments).env("LOCKSTREAM_URL", url);

@@ -72,7 +72,9 @@ fn no_error_shows_the_password() {
         format!("http://me:{PASSWORD}@127.0.0.1:1/"),
     ] {
         for options in [&["run"][..], &["run", "--json"]] {
-            let done = run(&url, [options, &["k", "--", "true"]].concat());
+            // One of them is silent.
+            let within = ["--connect-timeout", "5s"];
+            let done = run(&url, [options, &within, &["k", "--", "true"]].concat());
             assert!(matches!(done.code, Some(64 | 69)), "{url}: {done:?}");
             assert!(
                 !done.err.is_empty() && !done.err.contains(PASSWORD),

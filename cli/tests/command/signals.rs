@@ -15,7 +15,7 @@ const ENDING: [(Signal, i32); 4] = [
     (Signal::TERM, 15),
 ];
 
-/// Connecting and a release have five seconds each, and an answer has more, if nothing cuts them short.
+/// A release has five seconds, and connecting and an answer have more, if nothing cuts them short.
 const CUT_SHORT: Duration = Duration::from_millis(4_900);
 
 fn tickets(server: &RedisServer) -> u64 {
