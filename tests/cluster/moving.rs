@@ -129,7 +129,7 @@ async fn a_lock_is_released_while_its_slot_is_half_way() {
 
         let begin = Instant::now();
         lease.release().await.unwrap();
-        // It is sent in full for half of that time, and refused. Then it names the lock alone.
+        // For half of that time the release is sent in full, and refused. Then it names the lock alone.
         assert!(begin.elapsed() < answer_within, "{:?}", begin.elapsed());
         assert_eq!(cluster.server(to).keys("lock:{m}*").len(), 0);
         // Which lasts, so that asking once does not help, and waiting does.

@@ -602,7 +602,7 @@ async fn renewals_are_sent_again_after_a_stall() {
         server.stop();
         let asking = tokio::spawn(async move { lock.acquire_once().await });
         // The time of a call was estimated at an eighth of this pause: three seconds, and still more than two after some fast
-        // calls. A renewal with less time left than that was not sent. That of the lease below has just under two.
+        // calls. A renewal with less time left than that was not sent. The renewal of the lease below has just under two.
         tokio::time::sleep(ms(25_000)).await;
         server.cont();
         asking.await.unwrap().unwrap();

@@ -16,13 +16,14 @@ use crate::support::wait_until_blocking;
 /// long. What must not end by itself in that time lasts ten minutes: a `sleep`, or a lease that is to be released.
 pub(crate) const SOON: Duration = Duration::from_secs(100);
 
-/// How long connecting and an answer of the store may take, where the usual seconds may be over on a machine that stands
-/// still: the flags, and what they set in the url. They are the same time, so that both may be given.
-///
-/// A test that waits for the end of one sets it itself.
-const PATIENCE: [(&str, &str); 2] = [
-    ("--connect-timeout", "connect_timeout=60000ms"),
-    ("--response-timeout", "response_timeout=60000ms"),
+/// The time for connecting, and the time for an answer of the store. The usual seconds may be over on a machine that stands
+/// still. A test that waits until a time-out is over sets that one itself.
+const PATIENCE: &str = "60000ms";
+
+/// The flags that set these two times, and their names in the url.
+const TIMEOUTS: [(&str, &str); 2] = [
+    ("--connect-timeout", "connect_timeout"),
+    ("--response-timeout", "response_timeout"),
 ];
 
 /// Whether a command asks a store.
@@ -37,7 +38,7 @@ fn asks(command: &OsStr) -> bool {
 /// The url with the [patience](PATIENCE), for a command that is not begun by [`lockstream`].
 pub(crate) fn patient(url: &str) -> String {
     let begin = if url.contains('?') { '&' } else { '?' };
-    let [(_, connect), (_, response)] = PATIENCE;
+    let [connect, response] = TIMEOUTS.map(|(_, name)| format!("{name}={PATIENCE}"));
     format!("{url}{begin}{connect}&{response}")
 }
 
@@ -93,10 +94,9 @@ pub(crate) fn lockstream<A: AsRef<OsStr>>(
         .map(|it| it.as_ref().to_owned())
         .collect();
     if arguments.first().is_some_and(|command| asks(command)) {
-        for (flag, of_url) in PATIENCE {
-            let (name, _) = of_url.split_once('=').expect("it has a value");
+        for (flag, name) in TIMEOUTS {
             if !url.contains(name) && !arguments.iter().any(|it| it == flag) {
-                arguments.splice(1..1, [flag, "60s"].map(OsString::from));
+                arguments.splice(1..1, [flag, PATIENCE].map(OsString::from));
             }
         }
     }

@@ -15,7 +15,7 @@ const ENDING: [(Signal, i32); 4] = [
     (Signal::TERM, 15),
 ];
 
-/// A release has five seconds, and connecting and an answer have more, if nothing cuts them short.
+/// If nothing cuts them short, a release has five seconds, and connecting and an answer have a minute each.
 const CUT_SHORT: Duration = Duration::from_millis(4_900);
 
 fn tickets(server: &RedisServer) -> u64 {
