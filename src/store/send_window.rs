@@ -31,8 +31,8 @@ pub(crate) trait Sendable {
     /// Only requests of one group share a call: those of one slot of a cluster.
     fn group(&self) -> u16;
 
-    /// Whether it needs a call of its own.
-    fn is_alone(&self) -> bool;
+    /// How many requests its call may have at most: 1 if it needs a call of its own.
+    fn most(&self) -> usize;
 
     /// About how many bytes it adds to a call.
     fn size(&self) -> usize;
@@ -119,6 +119,11 @@ impl<R: Sendable> SendWindow<R> {
         self.beside(&request).push_front(request);
     }
 
+    /// The same after all that waits with its priority and group: what is in its way now may be gone then.
+    pub(crate) fn add_behind(&mut self, request: R) {
+        self.beside(&request).push_back(request);
+    }
+
     /// The waiting requests with the same priority and group. The caller adds the request.
     fn beside(&mut self, request: &R) -> &mut VecDeque<R> {
         let (priority, group) = (request.priority(), request.group());
@@ -147,14 +152,15 @@ impl<R: Sendable> SendWindow<R> {
             return None;
         }
         let most = self.limits.requests;
+        let is_full = |waiting: &VecDeque<R>| {
+            let first = waiting.front().map_or(most, R::most);
+            waiting.len() >= most.min(first)
+        };
         let is_renewing = |group| self.in_flight.iter().any(|it| it.renews == Some(group));
         // Renewals have time: those that come while one is in flight share the next call.
         let may_send = |priority, group: &u16| {
             let waiting = &self.waiting[&(priority, *group)];
-            priority != Priority::Renew
-                || waiting.len() >= most
-                || waiting.front().is_some_and(R::is_alone)
-                || !is_renewing(*group)
+            priority != Priority::Renew || is_full(waiting) || !is_renewing(*group)
         };
         let mut priorities = Priority::ALL;
         if self.has_changed {
@@ -176,8 +182,12 @@ impl<R: Sendable> SendWindow<R> {
         let group = turns.remove(turn).expect("it was just found");
         let place = (priority, group);
         let waiting = self.waiting.get_mut(&place).expect("it has a turn");
-        let alone = waiting.iter().take(most).position(R::is_alone);
-        let count = alone.map_or(most, |index| index.max(1)).min(waiting.len());
+        let mut most = most;
+        let fits = |(index, request): &(usize, &R)| {
+            most = most.min(request.most());
+            *index < most
+        };
+        let count = waiting.iter().enumerate().take_while(fits).count();
         let requests = waiting.drain(..count).collect();
         match waiting.is_empty() {
             true => drop(self.waiting.remove(&place)),
@@ -234,8 +244,9 @@ mod tests {
 
     use super::*;
 
-    /// The number of requests that go alone.
+    /// The number of requests that go alone, and of those that go in twos.
     const ALONE: u64 = 99;
+    const IN_TWOS: u64 = 98;
 
     /// Its key, priority, number and group.
     #[derive(Debug, PartialEq)]
@@ -256,8 +267,12 @@ mod tests {
             self.3
         }
 
-        fn is_alone(&self) -> bool {
-            self.2 == ALONE
+        fn most(&self) -> usize {
+            match self.2 {
+                ALONE => 1,
+                IN_TWOS => 2,
+                _ => usize::MAX,
+            }
         }
 
         fn size(&self) -> usize {
@@ -335,6 +350,37 @@ mod tests {
             }
             assert!(!window.is_waiting());
         }
+    }
+
+    #[test]
+    fn a_call_has_no_more_requests_than_each_of_them_allows() {
+        for priority in [Priority::Renew, Priority::Change] {
+            let mut window = window();
+            let twos = ["a", "b", "c", "d", "e"].map(|key| (key, IN_TWOS));
+            let others = [("f", 1), ("g", 2), ("h", IN_TWOS), ("i", ALONE), ("j", 3)];
+            let requests = twos.into_iter().chain(others);
+            window.add(requests.map(|(key, number)| Request(key.into(), priority, number, 0)));
+            const T: u64 = IN_TWOS;
+            for expected in [&[T, T][..], &[T, T], &[T, 1], &[2, T], &[ALONE], &[3]] {
+                assert_eq!(send(&mut window).unwrap(), expected, "{priority:?}");
+                window.answered().unwrap();
+            }
+            assert!(!window.is_waiting());
+        }
+    }
+
+    #[test]
+    fn what_is_refused_goes_behind_the_others_and_in_front_of_its_line() {
+        let mut window = window();
+        window.add([("a", 1), ("b", 2)].map(|(key, number)| release(key, number)));
+        assert_eq!(send(&mut window).unwrap(), [1, 2]);
+        window.add([("c", 3), ("a", 4)].map(|(key, number)| release(key, number)));
+        for request in window.answered().unwrap() {
+            window.add_behind(request);
+        }
+        assert_eq!(send(&mut window).unwrap(), [3, 1, 2]);
+        finish_oldest(&mut window);
+        assert_eq!(send(&mut window).unwrap(), [4]);
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! What may befall a server, a connection and a right.
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use futures::future::join_all;
+use futures::poll;
 use lockstream::store::PostgresStore;
 use lockstream::{LockError, LockRegistry, Renewal};
 
@@ -419,6 +422,72 @@ async fn no_statement_runs_for_longer_than_the_response_time_out() {
     );
     })
     .await;
+}
+
+/// Where each call waits for those of others, forty requests by themselves wait forty times, and their registry is behind
+/// all others. Here the first call is refused as the server refuses one that has waited too long.
+#[tokio::test]
+async fn a_call_that_was_refused_is_sent_again_in_a_few_parts() {
+    let server = PgServer::start();
+    let store = patient(server.url()).connect().await.unwrap();
+    // What waits below is not cancelled before it is let go.
+    let locks = builder(store).response_timeout(PATIENCE).ttl(PATIENCE);
+    let locks = locks.wait(PATIENCE).build().unwrap();
+    drop(locks.obtain("first").lease().await.unwrap());
+    // A sequence remembers a call that was undone.
+    server.run(
+        "CREATE TABLE done (call bigint); CREATE SEQUENCE tries; \
+         CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF nextval('public.tries') = 1 THEN RAISE 'too late' USING ERRCODE = '55P03'; END IF; \
+         INSERT INTO public.done VALUES (txid_current()); RETURN NEW; END $$; \
+         CREATE TRIGGER noted BEFORE INSERT ON lockstream.lock FOR EACH ROW EXECUTE FUNCTION noted()",
+    );
+    let mut other = server.client();
+    other.run("BEGIN; SELECT 1 FROM lockstream.lock FOR UPDATE");
+    let first = locks.obtain("first");
+    let first = tokio::spawn(async move { first.lease().await });
+    let waits = "SELECT count(*) = 1 FROM pg_stat_activity \
+                 WHERE application_name LIKE 'lockstream%' AND wait_event_type = 'Lock'";
+    eventually("its call waits", async || server.one::<bool>(waits)).await;
+
+    // They share the next call.
+    let leases = (0..40).map(|n| locks.obtain(format!("k{n}")).lease().into_future());
+    let mut leases = pin!(join_all(leases));
+    assert!(poll!(&mut leases).is_pending());
+    other.run("COMMIT");
+    let leases = leases.await;
+    assert_eq!(leases.iter().filter(|lease| lease.is_ok()).count(), 40);
+    let seen = &server.rows("SELECT nextval('tries'), count(DISTINCT call) FROM done")[0];
+    let (tries, calls): (i64, i64) = (seen.get(0), seen.get(1));
+    assert_eq!(tries, 42, "one was refused, and each was done once");
+    assert!((4..=8).contains(&calls), "{calls}");
+    drop(first.await.unwrap().unwrap());
+}
+
+/// Those that share its call are served, after a few waits for the row.
+#[tokio::test]
+async fn a_locked_row_fails_its_own_caller_alone() {
+    let server = PgServer::start();
+    let store = patient(server.url()).connect().await.unwrap();
+    let locks = builder(store).response_timeout(ms(2000)).build().unwrap();
+    let obtain = async |n: u64| {
+        let wait = if n == 23 { ms(5000) } else { PATIENCE };
+        locks.obtain(format!("k{n}")).wait(wait).lease().await
+    };
+    let all = async || join_all((10..50).map(obtain)).await;
+    let leases = all().await;
+    assert!(leases.iter().all(Result::is_ok));
+    for lease in leases {
+        lease.unwrap().release().await.unwrap();
+    }
+    let mut other = server.client();
+    other.run("BEGIN; SELECT 1 FROM lockstream.lock WHERE key LIKE '%k23' FOR UPDATE");
+    for (n, lease) in (10..).zip(all().await) {
+        match lease {
+            Ok(_) => assert_ne!(n, 23),
+            Err(error) => assert!(n == 23 && error.is_retryable(), "{n}: {error:?}"),
+        }
+    }
 }
 
 /// The queue of notifications is full: a session that listens does not end its transaction. From version 17 on its size can

@@ -436,7 +436,7 @@ impl<B: Backend> NodeTask<B> {
             let pause = match reply {
                 Reply::Later(pause) => {
                     // Its time counts for the whole call.
-                    (request.is_put_off, request.alone) = (true, true);
+                    (request.is_put_off, request.most) = (true, 1);
                     Some(pause)
                 }
                 Reply::Stale if request.is_put_off => Some(Duration::ZERO),
@@ -453,6 +453,7 @@ impl<B: Backend> NodeTask<B> {
             }
             match reply {
                 Reply::Again => again.push(request),
+                Reply::InParts => window.add_behind(request),
                 Reply::Stale if !request.was_stale => {
                     request.was_stale = true;
                     again.push(request);

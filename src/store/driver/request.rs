@@ -24,8 +24,9 @@ pub(crate) struct Request {
     pub(super) line: u64,
     /// When the session took it.
     pub(crate) since: Instant,
-    /// Whether it was refused with its whole call, perhaps because of another request (S1).
-    pub(crate) alone: bool,
+    /// How many requests its call may have: fewer once it was refused with a whole call, perhaps because of another
+    /// request (S1).
+    pub(crate) most: usize,
     /// The server could not do it yet.
     pub(crate) is_put_off: bool,
     /// Whether the server has refused it once because it came too late (O5).
@@ -89,7 +90,7 @@ impl Request {
             slot: 0,
             line: 0,
             since: thread_end::now(),
-            alone: false,
+            most: usize::MAX,
             is_put_off: false,
             was_stale: false,
             has_ended: false,
@@ -234,8 +235,8 @@ impl Sendable for Request {
         }
     }
 
-    fn is_alone(&self) -> bool {
-        self.alone
+    fn most(&self) -> usize {
+        self.most
     }
 
     /// A call is about one slot, and is redirected as a whole.

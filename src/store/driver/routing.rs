@@ -62,7 +62,7 @@ impl<B: Backend> Change<'_, B> {
                     self.effects.answer(caller, Ok(key_status));
                 }
             }
-            Reply::Stale | Reply::Again | Reply::Later(_) => {
+            Reply::Stale | Reply::Again | Reply::InParts | Reply::Later(_) => {
                 let error = self.shared.backend.error(&node.address, STRANGE_CLOCK);
                 self.answer(request, Err(OpError::Unknown(error)));
             }

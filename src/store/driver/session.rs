@@ -138,7 +138,9 @@ impl<B: Backend> Session for DriverSession<B> {
             let submitted = SubmittedOp::unattended(key, op);
             let mut request = Request::new(RequestKind::Asked(submitted, answer));
             // Scripts rely on it that no other op of a call is about the same exclusive lock.
-            request.alone = is_eviction;
+            if is_eviction {
+                request.most = 1;
+            }
             shared.submit(request);
             let abandoned = |_| Err(OpError::Unknown(shared.error(Trouble::Abandoned)));
             answered.await.unwrap_or_else(abandoned)

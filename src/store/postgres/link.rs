@@ -38,6 +38,9 @@ const LOOK: RangeInclusive<u64> = 400..=750;
 /// often than that (W2).
 const LOOK_FOR: Duration = Duration::from_secs(15);
 
+/// In so many parts a call is sent again that was refused.
+const PARTS: usize = 4;
+
 pub(super) struct PostgresLink {
     backend: Arc<PostgresBackend>,
     /// The first of them listens.
@@ -298,11 +301,15 @@ impl PostgresLink {
         }
     }
 
-    /// The server has undone the whole call. Perhaps because of one of its requests: so each is sent again by itself.
+    /// The server has undone the whole call. Perhaps because of one of its requests, or since it waited too long for the
+    /// calls of others: so it is sent again in four parts, after what waits already. One request by itself each would wait
+    /// that long once more.
     fn refused(&self, requests: &mut [Request], error: &Error) -> Replies {
-        let reply = if requests.len() > 1 {
-            requests.iter_mut().for_each(|it| it.alone = true);
-            Reply::Again
+        let many = requests.len();
+        let reply = if many > 1 {
+            let most = many.div_ceil(PARTS);
+            requests.iter_mut().for_each(|it| it.most = most);
+            Reply::InParts
         } else {
             Reply::Refused(refusal(Fault::refused(self.address(), error)))
         };

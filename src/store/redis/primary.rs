@@ -157,7 +157,7 @@ impl Primary {
         // So each request is sent again by itself, at once.
         let may_be_one_keys = ["NOPERM", "CROSSSLOT", "TRYAGAIN"].contains(&refusal.code());
         if requests.len() > 1 && may_be_one_keys {
-            requests.iter_mut().for_each(|it| it.alone = true);
+            requests.iter_mut().for_each(|it| it.most = 1);
             return RequestReply::More;
         }
         RequestReply::Refused(refusal)

@@ -111,14 +111,14 @@ impl Confirmer {
             return;
         };
         self.asked = std::mem::take(&mut self.waiting);
-        self.asked.sort_by_key(|it| (it.alone, it.slot));
+        self.asked.sort_by_key(|it| (it.most == 1, it.slot));
         let until = self.asked.iter_mut().filter_map(|it| it.held.as_mut());
         let until = until.map(|it| *it.until.get_or_insert(now + rule.within));
         let until = until.max().unwrap_or(now);
         let begin = self.backoff.not_before().map_or(now, |it| it.min(until));
         let connection = self.connection.take();
         let (mut commands, mut calls) = (Vec::new(), Vec::new());
-        let by_slot = |one: &Request, next: &Request| !next.alone && one.slot == next.slot;
+        let by_slot = |one: &Request, next: &Request| next.most > 1 && one.slot == next.slot;
         let slots = self.asked.chunk_by(by_slot);
         for requests in slots.flat_map(|requests| requests.chunks(MOST_IN_CALL)) {
             if requests[0].asking.is_some() {
@@ -200,7 +200,9 @@ impl Confirmer {
                 Ok(false) => format!("it was gone before Redis at {address} was asked"),
                 Err(refusal) => {
                     // If its slot is not there yet, others may be missing, too.
-                    request.alone |= matches!(refusal.code(), "ASK" | "TRYAGAIN");
+                    if matches!(refusal.code(), "ASK" | "TRYAGAIN") {
+                        request.most = 1;
+                    }
                     let reply = Reply::Refused(backend.refusal(&address, refusal));
                     return Received::Answer { request, reply };
                 }

@@ -59,8 +59,8 @@ impl Sendable for Item {
         0
     }
 
-    fn is_alone(&self) -> bool {
-        false
+    fn most(&self) -> usize {
+        usize::MAX
     }
 
     fn size(&self) -> usize {
