@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Exit code 0: nothing was found. 1: something was; it is told, with the seed, and the logs are kept. 2: the arguments.
-//! 3: something was late, but the machine stood still, so the run says nothing.
+//! 3: something was late, but the machine stood still or the servers were slow, so the run says nothing.
 //!
 //! | file | question it answers |
 //! |---|---|
@@ -98,8 +98,8 @@ fn main() -> ExitCode {
     }
     if report.says_nothing() {
         say(format_args!(
-            "{}, seed {}: says nothing, for the machine stood still for {:.1?}: run it again",
-            wish.deployment, wish.seed, report.stood_still
+            "{}, seed {}: says nothing, for the machine stood still for {:.1?}, and answers were late by {:.1?}: run it again",
+            wish.deployment, wish.seed, report.stood_still, report.late_answers
         ));
         return ExitCode::from(SAYS_NOTHING);
     }

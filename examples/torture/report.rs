@@ -12,6 +12,8 @@ use crate::judge::{holds, linear};
 use crate::plan::Kind;
 use crate::run::BUSY;
 
+const NO_RECOVERY: &str = "no recovery";
+
 /// So many breaches of one sort are told in full.
 const TOLD: usize = 5;
 
@@ -39,6 +41,8 @@ pub(crate) struct Report {
     pub(crate) wrong: Vec<String>,
     /// For how long the machine did.
     pub(crate) stood_still: Duration,
+    /// How much longer the servers took to answer than they may, in all.
+    pub(crate) late_answers: Duration,
     /// Where the logs of a run with a breach are.
     pub(crate) folder: Option<PathBuf>,
 }
@@ -70,7 +74,7 @@ impl Report {
             ("connections left behind", left.connections.clone()),
             ("waiters forgotten", self.waits.forgotten().to_vec()),
             ("tasks left", tasks),
-            ("no recovery", self.without_recovery()),
+            (NO_RECOVERY, self.without_recovery()),
             ("errors that nobody should get", self.wrong.clone()),
         ]
     }
@@ -99,9 +103,14 @@ impl Report {
     }
 
     /// Whether the machine stood still for longer than it is given for whatever takes time: what came too late, or not at
-    /// all, says nothing then.
+    /// all, says nothing then. Nor do missing leases where the servers were so slow that leases came when they were over.
     pub(crate) fn says_nothing(&self) -> bool {
-        self.stood_still > BUSY && self.is_right() && !self.is_clean()
+        let delays = self.delays();
+        let other = delays
+            .iter()
+            .any(|(name, found)| *name != NO_RECOVERY && !found.is_empty());
+        let is_late = self.stood_still > BUSY || self.late_answers > BUSY && !other;
+        is_late && self.is_right() && !self.is_clean()
     }
 }
 
@@ -166,6 +175,12 @@ impl fmt::Display for Report {
             f,
             "slowest runtime of a child",
             &format!("{slowest:.1?} late in all"),
+        )?;
+        let late = self.late_answers;
+        row(
+            f,
+            "late answers of the servers",
+            &format!("{late:.1?} in all"),
         )?;
 
         writeln!(

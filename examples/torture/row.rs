@@ -3,6 +3,7 @@
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::deployments::{Servers, StoredLock};
 use crate::log::now;
@@ -18,8 +19,8 @@ enum Order {
 pub(crate) enum News {
     /// A fault is over, at this moment.
     Ended(Stroke, u64),
-    /// The locks that are in the store, if it can be asked.
-    Looked(Option<Vec<StoredLock>>),
+    /// The locks that are in the store, if it can be asked, and how long the answer took.
+    Looked(Option<Vec<StoredLock>>, Duration),
 }
 
 /// One order after the other is carried out.
@@ -50,7 +51,11 @@ impl Row {
                         is_silent = false;
                         News::Ended(stroke, now())
                     }
-                    Order::Look => News::Looked((!is_silent).then(|| servers.locks())),
+                    Order::Look => {
+                        let begin = Instant::now();
+                        let locks = (!is_silent).then(|| servers.locks());
+                        News::Looked(locks, begin.elapsed())
+                    }
                 };
                 // Whoever does not listen any more is about to join.
                 let _ = outbox.send(told);
@@ -87,7 +92,7 @@ impl Row {
         let news = self.news.try_recv().ok()?;
         match &news {
             News::Ended(..) => self.faults -= 1,
-            News::Looked(_) => self.looks = false,
+            News::Looked(..) => self.looks = false,
         }
         Some(news)
     }

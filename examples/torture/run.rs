@@ -44,6 +44,9 @@ const LONGEST_QUEUE: Duration = Duration::from_secs(61).saturating_add(TTL);
 /// as a group may wait, which holds its first key meanwhile.
 const LONGEST_TENURE: Duration = Duration::from_secs(20);
 
+/// How long a server may take to answer. A call may wait for one of each child, and then a lease is over when it comes.
+const LONGEST_ANSWER: Duration = TTL.checked_div(SLOTS as u32).unwrap();
+
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 const SAY_EVERY: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(2);
@@ -218,7 +221,10 @@ impl Run {
             while let Some(news) = self.row().news() {
                 match news {
                     News::Ended(stroke, at) => self.ended(&stroke, at),
-                    News::Looked(locks) => self.look_at(locks),
+                    News::Looked(locks, took) => {
+                        self.report.late_answers += took.saturating_sub(LONGEST_ANSWER);
+                        self.look_at(locks);
+                    }
                 }
             }
             if Instant::now() >= look {

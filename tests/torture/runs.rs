@@ -61,7 +61,7 @@ fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
     }
 }
 
-/// The exit code of a run in which the machine stood still, and something was late.
+/// The exit code of a run in which the machine stood still or was slow, and something was late.
 const SAYS_NOTHING: i32 = 3;
 
 /// The report of a run in which nothing was wrong.

@@ -78,7 +78,8 @@ pub(super) fn start(is_async: bool, slots: usize) -> Deployment {
     }
     admin.run(
         "CREATE TABLE register (key text PRIMARY KEY, value bigint NOT NULL); \
-         CREATE TABLE ledger (key text, token bigint, before bigint)",
+         CREATE TABLE ledger (key text, token bigint, before bigint); \
+         CREATE TABLE looks (many bigint); INSERT INTO looks VALUES (0)",
     );
     let url = if is_async { async_url } else { url };
     Deployment {
@@ -157,8 +158,9 @@ impl Servers for Postgres {
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {
-        // Recovering, it cannot be asked.
-        let sql = "SELECT key, owner, expires_at - lockstream.now_1() FROM lockstream.lock \
+        // Recovering, it cannot be asked. It commits, as calls do: how long it takes is looked at.
+        let sql = "WITH look AS (UPDATE looks SET many = many + 1) \
+                   SELECT key, owner, expires_at - lockstream.now_1() FROM lockstream.lock \
                    WHERE owner LIKE '%:%' AND expires_at > lockstream.now_1() \
                    UNION ALL SELECT key, owner, expires_at - lockstream.now_1() FROM lockstream.holder \
                    WHERE expires_at > lockstream.now_1()";
