@@ -48,8 +48,9 @@ pub(crate) enum Line {
     Waited { wait: u64, at: u64, how: String },
     /// Its registry is about to be shut down: whatever it holds it releases from now on.
     Closing { at: u64 },
-    /// The shutdown ended without an answer to all that it sent: what it did not get to is left to run out.
-    GaveUp { at: u64 },
+    /// The shutdown was under way from then till then, and waits for answers for so long (ns). One that took longer had none
+    /// to all that it sent: what it did not get to is left to run out.
+    ShutDown { from: u64, to: u64, longest: u64 },
     /// How many tasks the runtime had left after the registry was shut down, and how many callers never came to an end.
     Left { tasks: u64, callers: u64 },
     /// A write with the token of a lease that was over was refused, or let through since nobody had come after it.
@@ -84,7 +85,7 @@ impl fmt::Display for Line {
             Self::Waits { wait, at, limit } => write!(f, "waits {wait} {at} {limit}"),
             Self::Waited { wait, at, how } => write!(f, "waited {wait} {at} {how}"),
             Self::Closing { at } => write!(f, "closing {at}"),
-            Self::GaveUp { at } => write!(f, "gave-up {at}"),
+            Self::ShutDown { from, to, longest } => write!(f, "shut-down {from} {to} {longest}"),
             Self::Left { tasks, callers } => write!(f, "left {tasks} {callers}"),
             Self::Late { refused } => write!(f, "late {}", u8::from(*refused)),
             Self::Slow { from, to } => write!(f, "slow {from} {to}"),
@@ -133,7 +134,11 @@ impl Line {
                 how: text(2)?,
             },
             "closing" => Self::Closing { at: number(0)? },
-            "gave-up" => Self::GaveUp { at: number(0)? },
+            "shut-down" => Self::ShutDown {
+                from: number(0)?,
+                to: number(1)?,
+                longest: number(2)?,
+            },
             "left" => Self::Left {
                 tasks: number(0)?,
                 callers: number(1)?,

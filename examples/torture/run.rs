@@ -87,6 +87,8 @@ struct Run {
     votes: Votes,
     /// Whose shutdown ended without all answers.
     gave_up: Vec<Child>,
+    /// Which shutdown took from when till when, and for how long (ns) it may have waited for answers.
+    shutdowns: Vec<(Child, Span, u64)>,
     report: Report,
 }
 
@@ -131,6 +133,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
         struck: Vec::new(),
         seen: Vec::new(),
         gave_up: Vec::new(),
+        shutdowns: Vec::new(),
         report,
     };
     for slot in 0..SLOTS {
@@ -342,7 +345,12 @@ impl Run {
                     self.report.late_refused += u64::from(refused);
                 }
                 Line::Closing { at } => self.holds.closing(child, at),
-                Line::GaveUp { .. } => self.gave_up.push(child),
+                Line::ShutDown { from, to, longest } => {
+                    if to - from >= longest {
+                        self.gave_up.push(child);
+                    }
+                    self.shutdowns.push((child, Span { from, to }, longest));
+                }
                 Line::Left { tasks, callers } => {
                     self.report.tasks_left += tasks;
                     if callers > 0 {
@@ -482,6 +490,15 @@ impl Run {
         self.report.holds = self.holds.judge(&accepted, &reigns.losses(ttl), ttl);
         self.report.recoveries =
             recoveries(&self.struck, &self.holds.arrivals(), reigns.vacancies());
+        for (child, span, longest) in self.shutdowns {
+            let took = span.to - span.from;
+            let counted =
+                Duration::from_nanos(took.saturating_sub(self.waits.slow_within(child, span)));
+            if counted > Duration::from_nanos(longest) + BUSY {
+                let text = format!("child {child}: the shutdown took {counted:?} of its time");
+                self.report.wrong.push(text);
+            }
+        }
         self.report.waits = self.waits;
         if !self.report.is_clean() {
             // With the logs one can see what came before.

@@ -652,6 +652,12 @@ fn on_a_slow_machine_waits_end_later_and_not_at_any_time() {
     waits.stopped(child(0), Span { from: 400, to: 600 });
     waits.slow(child(0), Span { from: 410, to: 610 });
     assert_eq!(waits.slowest(), 160);
+    // What a shutdown took is counted without both.
+    assert_eq!(
+        waits.slow_within(child(0), Span { from: 150, to: 420 }),
+        100
+    );
+    assert_eq!(waits.slow_within(child(1), Span { from: 150, to: 420 }), 0);
     waits.ends(child(0), 2, 611, "busy");
     assert_eq!(waits.forgotten().len(), 2);
 }
@@ -1039,7 +1045,11 @@ fn every_line_of_a_log_can_be_read_again() {
             how: "busy".to_owned(),
         },
         Line::Closing { at: 10 },
-        Line::GaveUp { at: 11 },
+        Line::ShutDown {
+            from: 10,
+            to: 11,
+            longest: 12,
+        },
         Line::Left {
             tasks: 11,
             callers: 12,

@@ -7,7 +7,8 @@ use rustix::process::Signal;
 use crate::program::{Program, SOON};
 use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
-/// Writes the time of each beat, whatever it is asked.
+/// Writes the time of each beat, whatever it is asked. It says so before it is killed, if it has the time to start `date`:
+/// on a busy machine more than a second.
 fn stubborn(beats: &std::path::Path) -> String {
     let beats = beats.display();
     format!(
@@ -26,9 +27,9 @@ fn two_never_work_at_once() {
         let arguments = [
             "run",
             "--ttl",
-            "4s",
+            "12s",
             "--kill-after",
-            "1s",
+            "6s",
             "k",
             "--",
             "sh",
@@ -64,9 +65,9 @@ fn a_command_may_clean_up_before_the_lease_is_over() {
             "run",
             "--json",
             "--ttl",
-            "3s",
+            "12s",
             "--kill-after",
-            "1s",
+            "6s",
             "k",
             "--",
             "sh",

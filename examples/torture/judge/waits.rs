@@ -83,6 +83,12 @@ impl Waits {
         slow.max().unwrap_or(0)
     }
 
+    /// For how long (ns) of this time a child was slow, or stopped.
+    pub(crate) fn slow_within(&self, child: Child, span: Span) -> u64 {
+        let slow = self.slow.get(&child).into_iter().flatten();
+        slow.map(|slow| slow.within(span)).sum()
+    }
+
     /// The waits that ended later than a machine explains that was as slow as [`slowest`](Self::slowest) says.
     pub(crate) fn forgotten(&self) -> &[String] {
         match self.latest_of_all > self.bound + self.slowest() {
