@@ -27,7 +27,7 @@ fn two_never_work_at_once() {
         let arguments = [
             "run",
             "--ttl",
-            "12s",
+            "18s",
             "--kill-after",
             "6s",
             "k",
@@ -65,7 +65,7 @@ fn a_command_may_clean_up_before_the_lease_is_over() {
             "run",
             "--json",
             "--ttl",
-            "12s",
+            "18s",
             "--kill-after",
             "6s",
             "k",
