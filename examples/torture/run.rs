@@ -85,9 +85,7 @@ struct Run {
     /// Since when the same owner is seen at a key.
     seen: Vec<(StoredLock, Instant)>,
     votes: Votes,
-    /// Whose shutdown ended without all answers.
-    gave_up: Vec<Child>,
-    /// Which shutdown took from when till when, and for how long (ns) it may have waited for answers.
+    /// Whose shutdown took from when till when, and for how long (ns) it may have waited for answers.
     shutdowns: Vec<(Child, Span, u64)>,
     report: Report,
 }
@@ -132,7 +130,6 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
         waits: Waits::new(lateness.as_nanos() as u64),
         struck: Vec::new(),
         seen: Vec::new(),
-        gave_up: Vec::new(),
         shutdowns: Vec::new(),
         report,
     };
@@ -346,9 +343,6 @@ impl Run {
                 }
                 Line::Closing { at } => self.holds.closing(child, at),
                 Line::ShutDown { from, to, longest } => {
-                    if to - from >= longest {
-                        self.gave_up.push(child);
-                    }
                     self.shutdowns.push((child, Span { from, to }, longest));
                 }
                 Line::Left { tasks, callers } => {
@@ -433,8 +427,11 @@ impl Run {
         let mut servers = row.join();
         // A call that was on its way is done until the server gives it up, and what it locked is left to its ttl.
         let mut longest = self.longest_silence + TTL + BUSY;
-        let gave_up = |child: &Process| self.gave_up.contains(&child.child);
-        if self.children.iter().any(gave_up) {
+        let of_the_last = |child: Child| self.children.iter().any(|it| it.child == child);
+        let gave_up = |(child, span, within): &(Child, Span, u64)| {
+            of_the_last(*child) && span.to - span.from >= *within
+        };
+        if self.shutdowns.iter().any(gave_up) {
             longest = longest.max(LONGEST_QUEUE + BUSY);
         }
         let begin = Instant::now();

@@ -7,8 +7,8 @@ use rustix::process::Signal;
 use crate::program::{Program, SOON};
 use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
-/// Writes the time of each beat, whatever it is asked. It says so before it is killed, if it has the time to start `date`:
-/// on a busy machine more than a second.
+/// Writes the time of each beat, whatever it is asked. When it is asked to end it writes that time, too, which on a busy
+/// machine takes more than a second.
 fn stubborn(beats: &std::path::Path) -> String {
     let beats = beats.display();
     format!(

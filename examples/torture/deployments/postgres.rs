@@ -158,7 +158,7 @@ impl Servers for Postgres {
     }
 
     fn locks(&mut self) -> Vec<StoredLock> {
-        // Recovering, it cannot be asked. It commits, as calls do: how long it takes is looked at.
+        // A server that recovers cannot be asked. The look commits, as calls do, because it is timed.
         let sql = "WITH look AS (UPDATE looks SET many = many + 1) \
                    SELECT key, owner, expires_at - lockstream.now_1() FROM lockstream.lock \
                    WHERE owner LIKE '%:%' AND expires_at > lockstream.now_1() \

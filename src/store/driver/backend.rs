@@ -218,7 +218,7 @@ pub(crate) enum Reply {
     Stale,
     /// To be sent again at once.
     Again,
-    /// The same after all that waits: its call was refused, perhaps because of another request.
+    /// To be sent again, behind what waits: its whole call was refused, perhaps because of another request.
     InParts,
     /// To be sent again after a pause, and nothing of its line before it.
     Later(Duration),
