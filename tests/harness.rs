@@ -18,6 +18,9 @@ use support::{
 
 const BOUND: Duration = Duration::from_secs(30);
 
+/// A worker waits so long, and is stopped for twice as long.
+const UNSTOPPED: Duration = Duration::from_secs(2);
+
 /// Long enough that what was to come would have come on an idle machine; only for things that must not happen.
 const NOTHING_COMES: Duration = Duration::from_millis(100);
 
@@ -103,6 +106,19 @@ fn worker() {
                 }
                 panic!("too late");
             });
+        }
+        "waits" => {
+            let mut has_heard = false;
+            wait_until_blocking("it goes on", UNSTOPPED, || {
+                if has_heard {
+                    return true;
+                }
+                role.say("waits");
+                role.hear_blocking();
+                has_heard = true;
+                false
+            });
+            role.say("has waited");
         }
         other => panic!("no such role: {other}"),
     }
@@ -535,6 +551,20 @@ fn a_test_in_which_the_machine_stood_still_is_run_again() {
     let words = worker.last_words();
     let told = ["the machine stood still for", "too late"];
     assert!(told.iter().all(|told| words.contains(told)), "{words}");
+}
+
+/// The bound of a wait is over when so much time has passed in which the process could go on.
+#[test]
+fn time_in_which_the_machine_stood_still_is_not_waited() {
+    on_a_steady_machine_blocking(|| {
+        let mut worker = Worker::spawn("worker", "waits", &[]);
+        worker.expect_line_blocking("waits", BOUND);
+        worker.sigstop();
+        worker.tell("go on");
+        std::thread::sleep(2 * UNSTOPPED);
+        worker.sigcont();
+        worker.expect_line_blocking("has waited", BOUND);
+    });
 }
 
 #[test]

@@ -566,7 +566,7 @@ async fn hours_of_virtual_time_in_no_time() {
         .verify()
         .await;
     assert_eq!(took, 102 * HOUR);
-    assert!(real.elapsed() < 5 * SECOND, "{:?}", real.elapsed());
+    assert!(real.elapsed() < 60 * SECOND, "{:?}", real.elapsed());
 }
 
 /// A clock that is paused between two of the timer's ticks makes every sleep a tick too long, and of

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::authority::{Authority, Identity};
 use crate::hearing::Log;
-use crate::support::{RedisServer, on_a_steady_machine, wait_until};
+use crate::support::{RedisServer, again_if_it_stood_still, on_a_steady_machine, wait_until};
 use crate::{BOUND, told};
 
 const HERE: &[&str] = &["localhost", "127.0.0.1"];
@@ -32,18 +32,21 @@ fn locks(store: RedisStore) -> LockRegistry {
 
 /// Takes a lock, has another process wait for it, and hands it over.
 async fn takes_turns(store: RedisStoreBuilder) {
-    let (one, two) = (
-        locks(store.clone().connect().await.unwrap()),
-        locks(store.connect().await.unwrap()),
-    );
-    let lease = one.obtain("k").lease().await.unwrap();
-    let waiter = tokio::spawn(two.obtain("k").lease());
-    while one.obtain("k").inspect().await.unwrap().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
-    lease.release().await.unwrap();
-    let next = timeout(BOUND, waiter).await.expect("it is served").unwrap();
-    next.unwrap().release().await.unwrap();
+    again_if_it_stood_still(async || {
+        let (one, two) = (
+            locks(store.clone().connect().await.unwrap()),
+            locks(store.clone().connect().await.unwrap()),
+        );
+        let lease = one.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(two.obtain("k").lease());
+        while one.obtain("k").inspect().await.unwrap().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        lease.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.expect("it is served").unwrap();
+        next.unwrap().release().await.unwrap();
+    })
+    .await;
 }
 
 /// The socket below the encryption moves to the thread that renews, and back.

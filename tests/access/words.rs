@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tokio::time::timeout;
 
 use crate::BOUND;
-use crate::support::RedisServer;
+use crate::support::{RedisServer, again_if_it_stood_still};
 
 /// Anything, and what looks like a url at first.
 fn texts() -> impl Strategy<Value = String> {
@@ -165,7 +165,7 @@ fn any_text_may_be_a_key() {
         ..ProptestConfig::default()
     });
     let tried = runner.run(&keys, |key| {
-        runtime.block_on(async {
+        runtime.block_on(again_if_it_stood_still(async || {
             let here = memory.obtain(&key).lease_once().await;
             match one.obtain(&key).lease_once().await {
                 Ok(lease) => {
@@ -191,7 +191,7 @@ fn any_text_may_be_a_key() {
                 }
                 other => panic!("{other:?}"),
             }
-        });
+        }));
         Ok(())
     });
     tried.unwrap();

@@ -7,7 +7,9 @@ use tokio::time::{sleep, timeout};
 #[cfg(feature = "tls-rustls")]
 use crate::authority::Authority;
 use crate::moving::errors;
-use crate::support::{Cluster, Program, RedisServer, chain, least_rights, wait_until};
+use crate::support::{
+    Cluster, Program, RedisServer, chain, least_rights, on_a_steady_machine, wait_until,
+};
 use crate::{BOUND, BY_GRANT, ms, nothing_left, queued};
 
 #[tokio::test]
@@ -80,44 +82,47 @@ fn user(more: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_rights_that_are_told_are_enough() {
-    let page = include_str!("../../docs/operations.md");
-    assert!(page.contains(RIGHTS), "the page names other rights");
-    let cluster = Cluster::of(Program::Usual, &[&user(RIGHTS)]);
-    let connect = || {
-        let url = cluster.url_with("lockstream:password@");
-        let store = RedisStore::connect_lazy(url).unwrap();
-        let builder = LockRegistry::builder(store).response_timeout(BOUND);
-        builder.build().unwrap()
-    };
-    let (here, there) = (connect(), connect());
-    let lease = here.obtain("k").lease().await.unwrap();
-    let waiter = tokio::spawn(there.obtain("k").lease());
-    queued(&here, "k").await;
-    lease.release().await.unwrap();
-    let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
-    next.unwrap().unwrap().release().await.unwrap();
-    nothing_left(&cluster, &[&here, &there]).await;
+    on_a_steady_machine(async || {
+        let page = include_str!("../../docs/operations.md");
+        assert!(page.contains(RIGHTS), "the page names other rights");
+        let cluster = Cluster::of(Program::Usual, &[&user(RIGHTS)]);
+        let connect = || {
+            let url = cluster.url_with("lockstream:password@");
+            let store = RedisStore::connect_lazy(url).unwrap();
+            let builder = LockRegistry::builder(store).response_timeout(BOUND);
+            builder.build().unwrap()
+        };
+        let (here, there) = (connect(), connect());
+        let lease = here.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        queued(&here, "k").await;
+        lease.release().await.unwrap();
+        let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
+        next.unwrap().unwrap().release().await.unwrap();
+        nothing_left(&cluster, &[&here, &there]).await;
 
-    // Without one that grants take, everybody asks again and again.
-    for server in cluster.primaries() {
-        server.cmd(&["ACL", "SETUSER", "lockstream", "-spublish"]);
-        server.client_kill_all();
-    }
-    let connect = || {
-        let url = cluster.url_with("lockstream:password@");
-        let store = RedisStore::connect_lazy(url).unwrap();
-        let builder = LockRegistry::builder(store).response_timeout(BOUND);
-        builder.build().unwrap()
-    };
-    let (here, there) = (connect(), connect());
-    let lease = here.obtain("k").lease().await.unwrap();
-    assert!(!there.obtain("k").acquire_once().await.unwrap());
-    let waiter = tokio::spawn(there.obtain("k").lease());
-    sleep(ms(300)).await;
-    assert_eq!(here.obtain("k").inspect().await.unwrap().waiting, 0);
-    lease.release().await.unwrap();
-    let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
-    next.release().await.unwrap();
+        // Without one that grants take, everybody asks again and again.
+        for server in cluster.primaries() {
+            server.cmd(&["ACL", "SETUSER", "lockstream", "-spublish"]);
+            server.client_kill_all();
+        }
+        let connect = || {
+            let url = cluster.url_with("lockstream:password@");
+            let store = RedisStore::connect_lazy(url).unwrap();
+            let builder = LockRegistry::builder(store).response_timeout(BOUND);
+            builder.build().unwrap()
+        };
+        let (here, there) = (connect(), connect());
+        let lease = here.obtain("k").lease().await.unwrap();
+        assert!(!there.obtain("k").acquire_once().await.unwrap());
+        let waiter = tokio::spawn(there.obtain("k").lease());
+        sleep(ms(300)).await;
+        assert_eq!(here.obtain("k").inspect().await.unwrap().waiting, 0);
+        lease.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap().unwrap();
+        next.release().await.unwrap();
+    })
+    .await;
 }
 
 /// The right to publish is there, and grants reach nobody all the same: any waiter asks again and again, and stands
@@ -155,50 +160,53 @@ async fn without_the_right_to_subscribe_a_waiter_gets_the_lock_by_asking() {
 #[cfg(feature = "tls-rustls")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_of_seeds_with_tls_are_connected_to_with_tls() {
-    let authority = Authority::new("ours");
-    let identity = authority.sign(&["127.0.0.1"]);
-    let cluster = Cluster::over_tls(identity.serving(Some(&authority)));
-    assert!(cluster.url().starts_with("rediss+cluster://"));
-    let trusting = || RedisStore::builder(cluster.url()).root_certificate(&authority.pem);
-    let known = || trusting().client_certificate(&*identity.certificate, &*identity.key);
-    let build = async || {
-        LockRegistry::builder(known().connect().await.unwrap())
-            .build()
+    on_a_steady_machine(async || {
+        let authority = Authority::new("ours");
+        let identity = authority.sign(&["127.0.0.1"]);
+        let cluster = Cluster::over_tls(identity.serving(Some(&authority)));
+        assert!(cluster.url().starts_with("rediss+cluster://"));
+        let trusting = || RedisStore::builder(cluster.url()).root_certificate(&authority.pem);
+        let known = || trusting().client_certificate(&*identity.certificate, &*identity.key);
+        let build = async || {
+            LockRegistry::builder(known().connect().await.unwrap())
+                .build()
+                .unwrap()
+        };
+        let (here, there) = (build().await, build().await);
+        for key in ["a", "b", "c", "{m}:d"] {
+            let lease = here.obtain(key).lease().await.unwrap();
+            let waiter = tokio::spawn(there.obtain(key).lease());
+            queued(&here, key).await;
+            lease.release().await.unwrap();
+            let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
+            next.unwrap().unwrap().release().await.unwrap();
+        }
+        // A redirect leads to the port for TLS, too.
+        let (slot, from) = (cluster.slot("m"), cluster.home("m"));
+        cluster.hand_slot(slot, from, (from + 1) % 3);
+        here.obtain("{m}:d")
+            .lease()
+            .await
             .unwrap()
-    };
-    let (here, there) = (build().await, build().await);
-    for key in ["a", "b", "c", "{m}:d"] {
-        let lease = here.obtain(key).lease().await.unwrap();
-        let waiter = tokio::spawn(there.obtain(key).lease());
-        queued(&here, key).await;
-        lease.release().await.unwrap();
-        let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
-        next.unwrap().unwrap().release().await.unwrap();
-    }
-    // A redirect leads to the port for TLS, too.
-    let (slot, from) = (cluster.slot("m"), cluster.home("m"));
-    cluster.hand_slot(slot, from, (from + 1) % 3);
-    here.obtain("{m}:d")
-        .lease()
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    nothing_left(&cluster, &[&here, &there]).await;
+            .release()
+            .await
+            .unwrap();
+        nothing_left(&cluster, &[&here, &there]).await;
 
-    // Who shows no certificate is refused, and so is a cluster whose certificate is not believed.
-    for (store, reason) in [
-        (trusting(), "certificate"),
-        (
-            RedisStore::builder(cluster.url()).root_certificate(&Authority::new("theirs").pem),
-            "certificate",
-        ),
-    ] {
-        let error = store.connect().await.unwrap_err();
-        assert!(error.to_string().contains(reason), "{error}");
-        assert!(!error.is_retryable(), "{error}");
-    }
+        // Who shows no certificate is refused, and so is a cluster whose certificate is not believed.
+        for (store, reason) in [
+            (trusting(), "certificate"),
+            (
+                RedisStore::builder(cluster.url()).root_certificate(&Authority::new("theirs").pem),
+                "certificate",
+            ),
+        ] {
+            let error = store.connect().await.unwrap_err();
+            assert!(error.to_string().contains(reason), "{error}");
+            assert!(!error.is_retryable(), "{error}");
+        }
+    })
+    .await;
 }
 
 /// Certificates are for TLS, and the seeds of one cluster are all reached in one way.

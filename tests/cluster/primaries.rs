@@ -241,49 +241,52 @@ fn listening(server: &RedisServer) -> Option<u64> {
 /// The end of either connection is seen when it comes, and waiters wait in the queue and are heard again at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_is_killed_is_made_again_at_once() {
-    let cluster = Cluster::without_replicas();
-    let (here, there) = (
-        builder(&cluster).build().unwrap(),
-        builder(&cluster).build().unwrap(),
-    );
-    let home = cluster.server(cluster.home("lock:k"));
-    let calls_of = |id: u64| {
-        // The call's connection of the registry that was made with this one.
-        let own = home
-            .clients()
-            .into_iter()
-            .filter(|it| it.field("ssub") == "0");
-        own.map(|it| it.id()).filter(|other| *other < id).max()
-    };
-    for is_second in [true, false] {
-        let lease = here.obtain("k").lease().await.unwrap();
-        let waiter = tokio::spawn(there.obtain("k").lease());
-        queued(&here, "k").await;
-        let id = listening(home).expect("who waits listens");
-        let kill = if is_second { Some(id) } else { calls_of(id) };
-        let kill = kill.expect("there are two").to_string();
-        let begin = Instant::now();
-        home.cmd(&["CLIENT", "KILL", "ID", &kill]);
-        if is_second {
-            wait_until("it listens again", BOUND, || {
-                listening(home).is_some_and(|it| it != id)
-            })
-            .await;
-        } else {
-            wait_until("it calls again", BOUND, || {
-                calls_of(u64::MAX).is_some_and(|it| it > id)
-            })
-            .await;
-            assert_eq!(listening(home), Some(id), "the other one is left alone");
+    on_a_steady_machine(async || {
+        let cluster = Cluster::without_replicas();
+        let (here, there) = (
+            builder(&cluster).build().unwrap(),
+            builder(&cluster).build().unwrap(),
+        );
+        let home = cluster.server(cluster.home("lock:k"));
+        let calls_of = |id: u64| {
+            // The call's connection of the registry that was made with this one.
+            let own = home
+                .clients()
+                .into_iter()
+                .filter(|it| it.field("ssub") == "0");
+            own.map(|it| it.id()).filter(|other| *other < id).max()
+        };
+        for is_second in [true, false] {
+            let lease = here.obtain("k").lease().await.unwrap();
+            let waiter = tokio::spawn(there.obtain("k").lease());
+            queued(&here, "k").await;
+            let id = listening(home).expect("who waits listens");
+            let kill = if is_second { Some(id) } else { calls_of(id) };
+            let kill = kill.expect("there are two").to_string();
+            let begin = Instant::now();
+            home.cmd(&["CLIENT", "KILL", "ID", &kill]);
+            if is_second {
+                wait_until("it listens again", BOUND, || {
+                    listening(home).is_some_and(|it| it != id)
+                })
+                .await;
+            } else {
+                wait_until("it calls again", BOUND, || {
+                    calls_of(u64::MAX).is_some_and(|it| it > id)
+                })
+                .await;
+                assert_eq!(listening(home), Some(id), "the other one is left alone");
+            }
+            queued(&here, "k").await;
+            // Before anybody would ask by itself.
+            assert!(begin.elapsed() < BY_GRANT, "{:?}", begin.elapsed());
+            lease.release().await.unwrap();
+            let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
+            next.unwrap().unwrap().release().await.unwrap();
         }
-        queued(&here, "k").await;
-        // Before anybody would ask by itself.
-        assert!(begin.elapsed() < BY_GRANT, "{:?}", begin.elapsed());
-        lease.release().await.unwrap();
-        let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
-        next.unwrap().unwrap().release().await.unwrap();
-    }
-    nothing_left(&cluster, &[&here, &there]).await;
+        nothing_left(&cluster, &[&here, &there]).await;
+    })
+    .await;
 }
 
 /// A connection that was lost without a word carries no grant, and the calls' own goes on answering: it is noticed when a
@@ -321,38 +324,41 @@ async fn a_second_connection_that_vanishes_is_made_again() {
 /// Nothing need be written there for as long as the same keys are waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_busy_second_connection_is_kept() {
-    let cluster = Cluster::without_replicas();
-    // What is asked there is answered behind all that was pushed.
-    let patient = || builder(&cluster).response_timeout(BOUND).build().unwrap();
-    let (here, there) = (patient(), patient());
-    let home = cluster.server(cluster.home("lock:k"));
-    home.cmd(&[
-        "CONFIG",
-        "SET",
-        "client-output-buffer-limit",
-        "pubsub 0 0 0",
-    ]);
-    let lease = here.obtain("k").lease().await.unwrap();
-    let waiter = tokio::spawn(there.obtain("k").wait(10 * BOUND).lease());
-    queued(&here, "k").await;
-    let id = listening(home).expect("who waits listens");
-    wait_until("its channel is all that is left", BOUND, || {
-        cluster.channels().len() == 1
+    on_a_steady_machine(async || {
+        let cluster = Cluster::without_replicas();
+        // What is asked there is answered behind all that was pushed.
+        let patient = || builder(&cluster).response_timeout(BOUND).build().unwrap();
+        let (here, there) = (patient(), patient());
+        let home = cluster.server(cluster.home("lock:k"));
+        home.cmd(&[
+            "CONFIG",
+            "SET",
+            "client-output-buffer-limit",
+            "pubsub 0 0 0",
+        ]);
+        let lease = here.obtain("k").lease().await.unwrap();
+        let waiter = tokio::spawn(there.obtain("k").wait(10 * BOUND).lease());
+        queued(&here, "k").await;
+        let id = listening(home).expect("who waits listens");
+        wait_until("its channel is all that is left", BOUND, || {
+            cluster.channels().len() == 1
+        })
+        .await;
+        let channel = &cluster.channels()[0];
+        // More than is read on a socket on which nothing was asked.
+        let message = "x".repeat(10_000);
+        for _ in 0..7_500 {
+            assert_eq!(home.ask::<u64>(&["SPUBLISH", channel, &message]), 1);
+        }
+        lease.release().await.unwrap();
+        let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
+        // By now it may have ended its subscription: nobody waits any more.
+        let is_there = home.clients().iter().any(|client| client.id() == id);
+        assert!(is_there, "it is the same connection");
+        next.unwrap().unwrap().release().await.unwrap();
+        nothing_left(&cluster, &[&here, &there]).await;
     })
     .await;
-    let channel = &cluster.channels()[0];
-    // More than is read on a socket on which nothing was asked.
-    let message = "x".repeat(10_000);
-    for _ in 0..7_500 {
-        assert_eq!(home.ask::<u64>(&["SPUBLISH", channel, &message]), 1);
-    }
-    lease.release().await.unwrap();
-    let next = timeout(BY_GRANT, waiter).await.expect("by a grant");
-    // By now it may have ended its subscription: nobody waits any more.
-    let is_there = home.clients().iter().any(|client| client.id() == id);
-    assert!(is_there, "it is the same connection");
-    next.unwrap().unwrap().release().await.unwrap();
-    nothing_left(&cluster, &[&here, &there]).await;
 }
 
 /// Nodes that are silent for longer than the others wait are taken for dead, and nobody stands in for them. Whoever is

@@ -2,7 +2,7 @@
 
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Cluster, Program, wait_until};
+use crate::support::{Cluster, Program, on_a_steady_machine, wait_until};
 use crate::{BOUND, BY_GRANT, builder, ms, nothing_left, queued};
 
 /// Redis 6.2 has no sharded channels, so nobody stands in a queue there.
@@ -57,10 +57,10 @@ async fn turns_are_taken_on(program: Program) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turns_are_taken_on_valkey() {
-    turns_are_taken_on(Program::Valkey).await;
+    on_a_steady_machine(async || turns_are_taken_on(Program::Valkey).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn turns_are_taken_on_redis_8() {
-    turns_are_taken_on(Program::Redis8).await;
+    on_a_steady_machine(async || turns_are_taken_on(Program::Redis8).await).await;
 }

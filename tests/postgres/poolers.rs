@@ -22,39 +22,42 @@ async fn registry(server: &PgServer, pooler: &PgBouncer) -> LockRegistry {
 /// Calls go by the pooler, and grants come by the server's own connection.
 #[tokio::test]
 async fn turns_are_taken_by_a_pooler() {
-    let server = PgServer::start();
-    let pooler = PgBouncer::to(&server, 3);
-    let (one, other) = (
-        registry(&server, &pooler).await,
-        registry(&server, &pooler).await,
-    );
-    for _ in 0..3 {
-        let lease = one
-            .obtain("k")
-            .ttl(Duration::from_secs(20))
-            .lease()
-            .await
-            .unwrap();
-        let lock = other.obtain("k");
-        let waiting = tokio::spawn(async move { lock.lease_within(BOUND).await });
-        let lock = one.obtain("k");
-        eventually("it waits", async || {
-            lock.inspect().await.unwrap().waiting == 1
-        })
-        .await;
-        let token = lease.token();
-        lease.release().await.unwrap();
-        // Not by asking: that would take until the ttl is over, or eight seconds.
-        let next = tokio::time::timeout(ms(5000), waiting)
-            .await
-            .expect("it is told")
-            .unwrap()
-            .unwrap();
-        assert!(next.token() > token);
-        next.release().await.unwrap();
-    }
-    let listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_notify($1%' AND application_name LIKE 'lockstream%'";
-    assert!(server.one::<i64>(listening) <= 2);
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let pooler = PgBouncer::to(&server, 3);
+        let (one, other) = (
+            registry(&server, &pooler).await,
+            registry(&server, &pooler).await,
+        );
+        for _ in 0..3 {
+            let lease = one
+                .obtain("k")
+                .ttl(Duration::from_secs(20))
+                .lease()
+                .await
+                .unwrap();
+            let lock = other.obtain("k");
+            let waiting = tokio::spawn(async move { lock.lease_within(BOUND).await });
+            let lock = one.obtain("k");
+            eventually("it waits", async || {
+                lock.inspect().await.unwrap().waiting == 1
+            })
+            .await;
+            let token = lease.token();
+            lease.release().await.unwrap();
+            // Not by asking: that would take until the ttl is over, or eight seconds.
+            let next = tokio::time::timeout(ms(5000), waiting)
+                .await
+                .expect("it is told")
+                .unwrap()
+                .unwrap();
+            assert!(next.token() > token);
+            next.release().await.unwrap();
+        }
+        let listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_notify($1%' AND application_name LIKE 'lockstream%'";
+        assert!(server.one::<i64>(listening) <= 2);
+    })
+    .await;
 }
 
 /// Many registries by few connections.

@@ -288,30 +288,33 @@ async fn killed_and_started_again() {
 /// A server that does not answer holds nobody up, and gives its vote back when it goes on.
 #[tokio::test]
 async fn stopped_and_continued() {
-    let servers = servers(3);
-    let patient = || builder(&servers).response_timeout(BOUND).build().unwrap();
-    let (here, there) = (patient(), patient());
-    // Connections stand before the server stops.
-    for registry in [&here, &there] {
-        let lease = registry.obtain("k").lease().await.unwrap();
+    on_a_steady_machine(async || {
+        let servers = servers(3);
+        let patient = || builder(&servers).response_timeout(BOUND).build().unwrap();
+        let (here, there) = (patient(), patient());
+        // Connections stand before the server stops.
+        for registry in [&here, &there] {
+            let lease = registry.obtain("k").lease().await.unwrap();
+            lease.release().await.unwrap();
+            let looks = || servers.iter().all(|server| !server.clients().is_empty());
+            wait_until("all are connected", BOUND, looks).await;
+        }
+        // A release returns once a majority has confirmed it. What is left on the third would vote against us.
+        nothing_left(&servers, &[&here, &there]).await;
+        servers[2].stop();
+        let begin = Instant::now();
+        let lease = here.obtain("k").lease().await.unwrap();
+        assert!(!there.obtain("k").acquire_once().await.unwrap());
         lease.release().await.unwrap();
-        let looks = || servers.iter().all(|server| !server.clients().is_empty());
-        wait_until("all are connected", BOUND, looks).await;
-    }
-    // A release returns once a majority has confirmed it. What is left on the third would vote against us.
-    nothing_left(&servers, &[&here, &there]).await;
-    servers[2].stop();
-    let begin = Instant::now();
-    let lease = here.obtain("k").lease().await.unwrap();
-    assert!(!there.obtain("k").acquire_once().await.unwrap());
-    lease.release().await.unwrap();
-    let lease = there.obtain("k").lease().await.unwrap();
-    // No answer of the third was waited for, and no connection to it.
-    assert!(begin.elapsed() < ms(5000), "{:?}", begin.elapsed());
-    lease.release().await.unwrap();
-    // Also what it was asked before its connections were given up.
-    servers[2].cont();
-    nothing_left(&servers, &[&here, &there]).await;
+        let lease = there.obtain("k").lease().await.unwrap();
+        // No answer of the third was waited for, and no connection to it.
+        assert!(begin.elapsed() < ms(5000), "{:?}", begin.elapsed());
+        lease.release().await.unwrap();
+        // Also what it was asked before its connections were given up.
+        servers[2].cont();
+        nothing_left(&servers, &[&here, &there]).await;
+    })
+    .await;
 }
 
 /// Two of three elected the holder. One of them forgets, and it is kept out for as long as the

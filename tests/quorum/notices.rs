@@ -70,44 +70,50 @@ async fn waits(servers: &[RedisServer], registry: &LockRegistry) -> JoinHandle<L
 /// The name is in the channel of its notices.
 #[tokio::test]
 async fn a_waiter_with_a_name_is_told() {
-    let servers = servers(3);
-    let named = || {
-        builder(&servers)
-            .repeat(Repeat::fixed(PAUSE))
-            .name("billing-7")
-    };
-    let (here, there) = (
-        patient(&servers, named()).await,
-        patient(&servers, named()).await,
-    );
-    let held = holds(&servers, &here, "k").await;
-    let seen = there.obtain("k").inspect().await.unwrap();
-    assert!(seen.owner().unwrap().starts_with("billing-7~"));
-    let waiter = waits(&servers, &there).await;
-    let begin = Instant::now();
-    held.release().await.unwrap();
-    let next = waiter.await.unwrap();
-    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
-    next.release().await.unwrap();
-    nothing_left(&servers, &[&here, &there]).await;
+    on_a_steady_machine(async || {
+        let servers = servers(3);
+        let named = || {
+            builder(&servers)
+                .repeat(Repeat::fixed(PAUSE))
+                .name("billing-7")
+        };
+        let (here, there) = (
+            patient(&servers, named()).await,
+            patient(&servers, named()).await,
+        );
+        let held = holds(&servers, &here, "k").await;
+        let seen = there.obtain("k").inspect().await.unwrap();
+        assert!(seen.owner().unwrap().starts_with("billing-7~"));
+        let waiter = waits(&servers, &there).await;
+        let begin = Instant::now();
+        held.release().await.unwrap();
+        let next = waiter.await.unwrap();
+        assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+        next.release().await.unwrap();
+        nothing_left(&servers, &[&here, &there]).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_waiter_has_the_lock_as_soon_as_it_is_released() {
-    for count in [1, 3, 5] {
-        let servers = servers(count);
-        let (here, there) = (registry(&servers).await, registry(&servers).await);
-        let held = holds(&servers, &here, "k").await;
-        let waiter = waits(&servers, &there).await;
-        let begin = Instant::now();
-        held.release().await.unwrap();
-        let next = timeout(BOUND, waiter).await.unwrap().unwrap();
-        let took = begin.elapsed();
-        println!("{count} servers: {took:?}");
-        assert!(took < AT_ONCE, "{took:?} of {count}");
-        next.release().await.unwrap();
-        nothing_left(&servers, &[&here, &there]).await;
-    }
+    on_a_steady_machine(async || {
+        for count in [1, 3, 5] {
+            let servers = servers(count);
+            let (here, there) = (registry(&servers).await, registry(&servers).await);
+            let held = holds(&servers, &here, "k").await;
+            let waiter = waits(&servers, &there).await;
+            let begin = Instant::now();
+            held.release().await.unwrap();
+            let next = timeout(BOUND, waiter).await.unwrap().unwrap();
+            let took = begin.elapsed();
+            println!("{count} servers: {took:?}");
+            assert!(took < AT_ONCE, "{took:?} of {count}");
+            next.release().await.unwrap();
+            nothing_left(&servers, &[&here, &there]).await;
+        }
+    })
+    .await;
 }
 
 /// It is told once, and once is not always heard.
@@ -201,87 +207,93 @@ async fn waiting_sends_nothing() {
 /// One whose user has no right to channels, of three; and all of them.
 #[tokio::test]
 async fn servers_that_cannot_tell() {
-    for mute in [1, 3] {
-        let user = "user x on >p ~* +@all resetchannels";
-        let server = |at| {
-            let builder = RedisServer::builder();
-            let builder = if at < mute {
-                builder.config(user)
+    on_a_steady_machine(async || {
+        for mute in [1, 3] {
+            let user = "user x on >p ~* +@all resetchannels";
+            let server = |at| {
+                let builder = RedisServer::builder();
+                let builder = if at < mute {
+                    builder.config(user)
+                } else {
+                    builder
+                };
+                builder.start()
+            };
+            let servers: Vec<_> = (0..3).map(server).collect();
+            let registry = || {
+                let url = |(at, server): (usize, &RedisServer)| match at < mute {
+                    true => server.url_with("x", "p", 0),
+                    false => server.url(),
+                };
+                let urls = servers.iter().enumerate().map(url);
+                let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
+                let store = QuorumStore::new(nodes).unwrap().quarantine(None);
+                let builder = settle(store).repeat(Repeat::fixed(PAUSE));
+                patient(&servers, builder)
+            };
+            let (here, there) = (registry().await, registry().await);
+            let held = holds(&servers, &here, "k").await;
+            let calls = || servers.iter().map(|it| it.calls("evalsha"));
+            let before: Vec<_> = calls().collect();
+            let lock = there.obtain("k");
+            let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
+            wait_until("it has asked", BOUND, || {
+                calls().zip(&before).all(|(now, before)| now > *before)
+            })
+            .await;
+            // Nothing shows that it was answered where it cannot stand.
+            sleep(ms(300)).await;
+            // Nobody stands where it cannot be told.
+            let listens = |at| u64::from(at >= mute);
+            wait_until("it listens where it can", BOUND, || {
+                listening(&servers) == [listens(0), listens(1), listens(2)]
+            })
+            .await;
+            let begin = Instant::now();
+            held.release().await.unwrap();
+            let next = timeout(BOUND, waiter).await.unwrap().unwrap();
+            let took = begin.elapsed();
+            if mute == 3 {
+                assert!(took > ms(500) && took < 2 * PAUSE, "{took:?}");
             } else {
-                builder
-            };
-            builder.start()
-        };
-        let servers: Vec<_> = (0..3).map(server).collect();
-        let registry = || {
-            let url = |(at, server): (usize, &RedisServer)| match at < mute {
-                true => server.url_with("x", "p", 0),
-                false => server.url(),
-            };
-            let urls = servers.iter().enumerate().map(url);
-            let nodes = urls.map(|url| RedisStore::connect_lazy(url).unwrap());
-            let store = QuorumStore::new(nodes).unwrap().quarantine(None);
-            let builder = settle(store).repeat(Repeat::fixed(PAUSE));
-            patient(&servers, builder)
-        };
-        let (here, there) = (registry().await, registry().await);
-        let held = holds(&servers, &here, "k").await;
-        let calls = || servers.iter().map(|it| it.calls("evalsha"));
-        let before: Vec<_> = calls().collect();
-        let lock = there.obtain("k");
-        let waiter = tokio::spawn(async move { lock.lease().await.unwrap() });
-        wait_until("it has asked", BOUND, || {
-            calls().zip(&before).all(|(now, before)| now > *before)
-        })
-        .await;
-        // Nothing shows that it was answered where it cannot stand.
-        sleep(ms(300)).await;
-        // Nobody stands where it cannot be told.
-        let listens = |at| u64::from(at >= mute);
-        wait_until("it listens where it can", BOUND, || {
-            listening(&servers) == [listens(0), listens(1), listens(2)]
-        })
-        .await;
-        let begin = Instant::now();
-        held.release().await.unwrap();
-        let next = timeout(BOUND, waiter).await.unwrap().unwrap();
-        let took = begin.elapsed();
-        if mute == 3 {
-            assert!(took > ms(500) && took < 2 * PAUSE, "{took:?}");
-        } else {
-            assert!(took < AT_ONCE, "{took:?}");
+                assert!(took < AT_ONCE, "{took:?}");
+            }
+            next.release().await.unwrap();
+            nothing_left(&servers, &[&here, &there]).await;
         }
-        next.release().await.unwrap();
-        nothing_left(&servers, &[&here, &there]).await;
-    }
+    })
+    .await;
 }
 
 /// The first in the queue was killed, and nobody waits for it.
 #[tokio::test]
 async fn one_whose_connections_are_gone_is_passed_by() {
-    let servers = Arc::new(servers(3));
-    let (here, there) = (registry(&servers).await, registry(&servers).await);
-    let held = holds(&servers, &here, "k").await;
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let theirs = servers.clone();
-    let gone = runtime.spawn(async move { registry(&theirs).await });
-    let gone = gone.await.unwrap();
-    let lock = gone.obtain("k");
-    runtime.spawn(async move { lock.lease().await.unwrap() });
-    wait_until("it listens", BOUND, || listening(&servers) == [1; 3]).await;
-    let waiter = waits(&servers, &there).await;
-    wait_until("both listen", BOUND, || listening(&servers) == [2; 3]).await;
-    // As a crash does: its tasks and its connections end, and it says nothing.
-    std::mem::forget(gone);
-    runtime.shutdown_background();
-    wait_until("its connections are gone", BOUND, || {
-        servers.iter().all(|server| server.channels().len() == 2)
+    on_a_steady_machine(async || {
+        let servers = Arc::new(servers(3));
+        let (here, there) = (registry(&servers).await, registry(&servers).await);
+        let held = holds(&servers, &here, "k").await;
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let theirs = servers.clone();
+        let gone = runtime.spawn(async move { registry(&theirs).await });
+        let gone = gone.await.unwrap();
+        let lock = gone.obtain("k");
+        runtime.spawn(async move { lock.lease().await.unwrap() });
+        wait_until("it listens", BOUND, || listening(&servers) == [1; 3]).await;
+        let waiter = waits(&servers, &there).await;
+        wait_until("both listen", BOUND, || listening(&servers) == [2; 3]).await;
+        // As a crash does: its tasks and its connections end, and it says nothing.
+        std::mem::forget(gone);
+        runtime.shutdown_background();
+        wait_until("its connections are gone", BOUND, || {
+            servers.iter().all(|server| server.channels().len() == 2)
+        })
+        .await;
+        let begin = Instant::now();
+        held.release().await.unwrap();
+        let next = timeout(BOUND, waiter).await.unwrap().unwrap();
+        assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+        next.release().await.unwrap();
+        nothing_left(&servers, &[&here, &there]).await;
     })
     .await;
-    let begin = Instant::now();
-    held.release().await.unwrap();
-    let next = timeout(BOUND, waiter).await.unwrap().unwrap();
-    assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
-    next.release().await.unwrap();
-    nothing_left(&servers, &[&here, &there]).await;
 }

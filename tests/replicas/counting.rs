@@ -4,7 +4,7 @@ use futures::future::try_join_all;
 use tokio::time::timeout;
 
 use crate::flock::{Flock, told};
-use crate::support::wait_until;
+use crate::support::{on_a_steady_machine, wait_until};
 use crate::{BOUND, LONG, ms};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,38 +67,41 @@ async fn a_permit_that_one_of_two_replicas_lacks_is_refused_and_released() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_that_one_of_two_replicas_lacks_is_refused_in_time_and_released() {
-    let flock = Flock::start().await;
-    let (both, one) = (
-        flock.registry(2, ms(3_000)).await,
-        flock.registry(1, ms(5_000)).await,
-    );
-    flock.replicas[0].stop();
-    let lock = both.obtain("k");
-    let begun = Instant::now();
-    let error = told(lock.acquire_once().await);
-    let passed = begun.elapsed();
-    // Less than the response time-out.
-    assert!(passed >= ms(3_000) && passed < ms(10_000), "{passed:?}");
-    assert!(error.is_retryable(), "{error}");
-    assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
-    flock.wait_until_empty().await;
+    on_a_steady_machine(async || {
+        let flock = Flock::start().await;
+        let (both, one) = (
+            flock.registry(2, ms(3_000)).await,
+            flock.registry(1, ms(5_000)).await,
+        );
+        flock.replicas[0].stop();
+        let lock = both.obtain("k");
+        let begun = Instant::now();
+        let error = told(lock.acquire_once().await);
+        let passed = begun.elapsed();
+        // Less than the response time-out.
+        assert!(passed >= ms(3_000) && passed < ms(10_000), "{passed:?}");
+        assert!(error.is_retryable(), "{error}");
+        assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
+        flock.wait_until_empty().await;
 
-    // A waiter is told the same when its wait is over, and not that others had the lock.
-    let error = told(lock.acquire_within(ms(5_000)).await);
-    assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
-    flock.wait_until_empty().await;
+        // A waiter is told the same when its wait is over, and not that others had the lock.
+        let error = told(lock.acquire_within(ms(5_000)).await);
+        assert!(error.to_string().contains(": 1 of 2 replicas"), "{error}");
+        flock.wait_until_empty().await;
 
-    let lease = timeout(BOUND, one.obtain("k").lease()).await;
-    let lease = lease.expect("one replica is enough for it").unwrap();
-    lease.release().await.unwrap();
+        let lease = timeout(BOUND, one.obtain("k").lease()).await;
+        let lease = lease.expect("one replica is enough for it").unwrap();
+        lease.release().await.unwrap();
 
-    // A waiter outlasts it.
-    let waiter = tokio::spawn(lock.lease());
-    flock.wait_until_asked().await;
-    flock.replicas[0].cont();
-    let lease = timeout(BOUND, waiter).await.expect("it is served");
-    lease.unwrap().unwrap().release().await.unwrap();
-    flock.wait_until_empty().await;
+        // A waiter outlasts it.
+        let waiter = tokio::spawn(lock.lease());
+        flock.wait_until_asked().await;
+        flock.replicas[0].cont();
+        let lease = timeout(BOUND, waiter).await.expect("it is served");
+        lease.unwrap().unwrap().release().await.unwrap();
+        flock.wait_until_empty().await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -132,39 +135,42 @@ async fn a_hand_over_counts_when_both_replicas_have_it() {
 /// there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_that_does_not_count_goes_on_and_its_waiter_is_not_forgotten() {
-    let flock = Flock::start().await;
-    let (holding, strict, lax) = (
-        flock.registry(0, ms(100)).await,
-        flock.registry(2, ms(300)).await,
-        flock.registry(0, ms(100)).await,
-    );
-    let stand = async |count: u64| {
-        wait_until("they stand in the queue", BOUND, || {
-            flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == count
-        })
-        .await;
-    };
-    let lease = holding.obtain("k").lease().await.unwrap();
-    let first = tokio::spawn(strict.obtain("k").lease());
-    stand(1).await;
-    let second = tokio::spawn(lax.obtain("k").lease());
-    stand(2).await;
-    flock.replicas[1].stop();
-    let token = lease.token();
-    lease.release().await.unwrap();
-    // It asks by itself after 8 s (W2).
-    let lease = timeout(ms(7_000), second).await.expect("it is served");
-    let lease = lease.unwrap().unwrap();
-    assert!(lease.token() > token && !first.is_finished());
-    stand(1).await;
-    let token = lease.token();
-    flock.replicas[1].cont();
-    lease.release().await.unwrap();
-    let lease = timeout(BOUND, first).await.expect("it is not forgotten");
-    let lease = lease.unwrap().unwrap();
-    assert!(lease.token() > token);
-    lease.release().await.unwrap();
-    flock.wait_until_empty().await;
+    on_a_steady_machine(async || {
+        let flock = Flock::start().await;
+        let (holding, strict, lax) = (
+            flock.registry(0, ms(100)).await,
+            flock.registry(2, ms(300)).await,
+            flock.registry(0, ms(100)).await,
+        );
+        let stand = async |count: u64| {
+            wait_until("they stand in the queue", BOUND, || {
+                flock.primary.ask::<u64>(&["ZCARD", "{lock:k}:~queue2"]) == count
+            })
+            .await;
+        };
+        let lease = holding.obtain("k").lease().await.unwrap();
+        let first = tokio::spawn(strict.obtain("k").lease());
+        stand(1).await;
+        let second = tokio::spawn(lax.obtain("k").lease());
+        stand(2).await;
+        flock.replicas[1].stop();
+        let token = lease.token();
+        lease.release().await.unwrap();
+        // It asks by itself after 8 s (W2).
+        let lease = timeout(ms(7_000), second).await.expect("it is served");
+        let lease = lease.unwrap().unwrap();
+        assert!(lease.token() > token && !first.is_finished());
+        stand(1).await;
+        let token = lease.token();
+        flock.replicas[1].cont();
+        lease.release().await.unwrap();
+        let lease = timeout(BOUND, first).await.expect("it is not forgotten");
+        let lease = lease.unwrap().unwrap();
+        assert!(lease.token() > token);
+        lease.release().await.unwrap();
+        flock.wait_until_empty().await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -120,11 +120,12 @@ pub fn next_message(pubsub: &mut redis::PubSub<'_>, within: Duration) -> redis::
 
 /// Waits until `condition` holds, and panics naming `what` when it does not `within` that time.
 ///
-/// Both the bound and the pauses are real time, whatever the runtime's clock does meanwhile.
+/// Both the bound and the pauses are real time, whatever the runtime's clock does meanwhile. Time in which the machine
+/// stood still does not count.
 pub async fn wait_until(what: impl Display, within: Duration, mut condition: impl FnMut() -> bool) {
-    let begin = Instant::now();
+    let bound = steady::Bound::new(within);
     while !condition() {
-        assert!(begin.elapsed() < within, "not within {within:?}: {what}");
+        assert!(!bound.is_over(), "not within {within:?}: {what}");
         tokio::task::spawn_blocking(|| std::thread::sleep(LOOK_AGAIN))
             .await
             .expect("a sleep does not panic");
@@ -137,9 +138,9 @@ pub fn wait_until_blocking(
     within: Duration,
     mut condition: impl FnMut() -> bool,
 ) {
-    let begin = Instant::now();
+    let bound = steady::Bound::new(within);
     while !condition() {
-        assert!(begin.elapsed() < within, "not within {within:?}: {what}");
+        assert!(!bound.is_over(), "not within {within:?}: {what}");
         std::thread::sleep(LOOK_AGAIN);
     }
 }

@@ -74,6 +74,33 @@ fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
     eprintln!("the machine stood still for {stood_still:?} in this test, which is run again");
 }
 
+/// For how long a test waits. Time in which the machine stood still does not count.
+pub(super) struct Bound {
+    within: Duration,
+    begin: Instant,
+    stood_still: Duration,
+}
+
+impl Bound {
+    pub(super) fn new(within: Duration) -> Self {
+        Self {
+            within,
+            stood_still: stood_still(),
+            begin: Instant::now(),
+        }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let passed = self.begin.elapsed();
+        if passed < self.within {
+            return false;
+        }
+        // The thread that looks may go on after this one.
+        sleep(STOPPED);
+        passed >= self.within + (stood_still() - self.stood_still)
+    }
+}
+
 /// So many tests run beside each other in any case.
 const ALWAYS: usize = 8;
 

@@ -11,7 +11,7 @@ use redis::{Connection, PubSub};
 use super::registry::{
     BOUND, HELD, Registry, TTL, attempt, enter, place, queue, release, renew, won,
 };
-use super::support::{RedisServer, next_message, wait_until};
+use super::support::{RedisServer, next_message, on_a_steady_machine, wait_until};
 use crate::handle::{Lease, LockRegistry};
 use crate::store::contract::{Op, Outcome, Owner, StoreEvent};
 
@@ -199,37 +199,40 @@ async fn a_queue_of_another_format_is_left_alone() {
 /// behind them is served at once.
 #[tokio::test]
 async fn an_invalid_ticket_blocks_nobody() {
-    let server = RedisServer::start();
-    let mut connection = connection(&server);
-    let mut pubsub = connection.as_pubsub();
-    pubsub.psubscribe("lock:~grant:zz*").unwrap();
-    pubsub.subscribe("lock:~grant:zz").unwrap();
-    let (_one, held, waiter) = waited_for(&server).await;
-    let strange = [
-        "zz",
-        "zz:1",
-        "zz:1 30000 more",
-        "zz:1 30000 r r",
-        "zz:1 30000 0/4",
-        "zz:1 30000 1/4/4",
-        "zz:1  30000",
-        "zz:x 30000",
-        "2 zz:1 30000",
-        "zz:1 30s",
-        "zz:1 0",
-        "",
-    ];
-    for (place, ticket) in strange.iter().enumerate() {
-        server.cmd(&["ZADD", QUEUE, &place.to_string(), ticket]);
-    }
-    let begin = Instant::now();
-    held.release().await.unwrap();
-    let next = tokio::time::timeout(BOUND, waiter).await.unwrap().unwrap();
-    assert!(begin.elapsed() < Duration::from_secs(5), "by grant");
-    assert!(!server.exists(QUEUE));
-    server.cmd(&["PUBLISH", "lock:~grant:zz", "the last"]);
-    assert_eq!(heard(&mut pubsub), "the last");
-    next.release().await.unwrap();
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let mut connection = connection(&server);
+        let mut pubsub = connection.as_pubsub();
+        pubsub.psubscribe("lock:~grant:zz*").unwrap();
+        pubsub.subscribe("lock:~grant:zz").unwrap();
+        let (_one, held, waiter) = waited_for(&server).await;
+        let strange = [
+            "zz",
+            "zz:1",
+            "zz:1 30000 more",
+            "zz:1 30000 r r",
+            "zz:1 30000 0/4",
+            "zz:1 30000 1/4/4",
+            "zz:1  30000",
+            "zz:x 30000",
+            "2 zz:1 30000",
+            "zz:1 30s",
+            "zz:1 0",
+            "",
+        ];
+        for (place, ticket) in strange.iter().enumerate() {
+            server.cmd(&["ZADD", QUEUE, &place.to_string(), ticket]);
+        }
+        let begin = Instant::now();
+        held.release().await.unwrap();
+        let next = tokio::time::timeout(BOUND, waiter).await.unwrap().unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(5), "by grant");
+        assert!(!server.exists(QUEUE));
+        server.cmd(&["PUBLISH", "lock:~grant:zz", "the last"]);
+        assert_eq!(heard(&mut pubsub), "the last");
+        next.release().await.unwrap();
+    })
+    .await;
 }
 
 /// A version that publishes in another format has given us the lock: we do not read it, and find the lock ours when we
@@ -265,26 +268,29 @@ async fn a_grant_of_another_format_is_made_good_by_looking() {
 /// who waits has the lock when it has run out (W2).
 #[tokio::test]
 async fn an_owner_of_another_form_is_a_foreign_lock() {
-    let server = RedisServer::start();
-    let locks = patient(&server).await;
-    for value in ["v2/zz/1", "zz", ":", "", "zz:1:2", "\u{1}\u{2}"] {
-        server.set("lock:k", value);
-        assert!(
-            !locks.obtain("k").acquire_once().await.unwrap(),
-            "{value:?}"
-        );
-        assert_eq!(server.get("lock:k").as_deref(), Some(value));
-        assert_eq!(server.pttl("lock:k"), -1);
-        let begin = Instant::now();
-        server.cmd(&["SET", "lock:k", value, "PX", "250"]);
-        let lease = locks.obtain("k").lease().await.unwrap();
-        let took = begin.elapsed();
-        // The server reckons in whole milliseconds.
-        let least = Duration::from_millis(240);
-        assert!(took > least && took < Duration::from_secs(5), "{took:?}");
-        lease.release().await.unwrap();
-        assert!(!server.exists("lock:k"));
-    }
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let locks = patient(&server).await;
+        for value in ["v2/zz/1", "zz", ":", "", "zz:1:2", "\u{1}\u{2}"] {
+            server.set("lock:k", value);
+            assert!(
+                !locks.obtain("k").acquire_once().await.unwrap(),
+                "{value:?}"
+            );
+            assert_eq!(server.get("lock:k").as_deref(), Some(value));
+            assert_eq!(server.pttl("lock:k"), -1);
+            let begin = Instant::now();
+            server.cmd(&["SET", "lock:k", value, "PX", "250"]);
+            let lease = locks.obtain("k").lease().await.unwrap();
+            let took = begin.elapsed();
+            // The server reckons in whole milliseconds.
+            let least = Duration::from_millis(240);
+            assert!(took > least && took < Duration::from_secs(5), "{took:?}");
+            lease.release().await.unwrap();
+            assert!(!server.exists("lock:k"));
+        }
+    })
+    .await;
 }
 
 /// An epoch that is later than our clock says: ours come after it.
