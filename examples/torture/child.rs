@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::callers::{Caller, HABITS, KEYS, TTL, handles};
 use crate::deployments::{PREFIX, open, response_timeout, shares};
 use crate::dice::Dice;
+use crate::judge::Child;
 use crate::log::{Line, Log, now};
 
 /// How many wait when there is a flood.
@@ -72,7 +73,7 @@ impl Order {
 /// What a child is.
 #[derive(Clone, Debug)]
 pub(crate) struct Role {
-    pub(crate) slot: usize,
+    pub(crate) child: Child,
     pub(crate) seed: u64,
     pub(crate) log: PathBuf,
     pub(crate) resource: PathBuf,
@@ -86,7 +87,8 @@ impl Role {
     pub(crate) fn arguments(&self) -> Vec<String> {
         let mut arguments = vec![
             Self::MARK.to_owned(),
-            self.slot.to_string(),
+            self.child.slot.to_string(),
+            self.child.generation.to_string(),
             self.seed.to_string(),
             self.log.display().to_string(),
             self.resource.display().to_string(),
@@ -96,11 +98,14 @@ impl Role {
     }
 
     pub(crate) fn parse(arguments: &[String]) -> Option<Self> {
-        let [slot, seed, log, resource, urls @ ..] = arguments else {
+        let [slot, generation, seed, log, resource, urls @ ..] = arguments else {
             return None;
         };
         Some(Self {
-            slot: slot.parse().ok()?,
+            child: Child {
+                slot: slot.parse().ok()?,
+                generation: generation.parse().ok()?,
+            },
             seed: seed.parse().ok()?,
             log: log.into(),
             resource: resource.into(),
@@ -117,7 +122,7 @@ impl Role {
         let log = Log::create(&self.log).expect("the parent has made a folder for it");
         tell_of_panics(log.clone());
         // Children of either kind: all on one thread, and on several.
-        let runtime = match self.slot % 2 {
+        let runtime = match self.child.slot % 2 {
             0 => Builder::new_current_thread().enable_all().build(),
             _ => Builder::new_multi_thread()
                 .worker_threads(2)
@@ -141,6 +146,7 @@ impl Role {
         let registry = open(&self.urls)
             .expect("the parent gives urls that can be read")
             .prefix(PREFIX)
+            .name(self.child.to_string())
             .ttl(TTL)
             .response_timeout(response_timeout)
             .build()

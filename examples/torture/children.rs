@@ -29,7 +29,7 @@ impl Process {
     pub(crate) fn spawn(child: Child, seed: u64, folder: &Path, urls: Vec<String>) -> Self {
         let log = folder.join(format!("{child}.log"));
         let role = Role {
-            slot: child.slot,
+            child,
             seed: Dice::of(
                 seed,
                 1_000 + child.slot as u64 * 1_000_000 + child.generation,

@@ -371,7 +371,8 @@ impl Run {
         let Some(locks) = locks else {
             return;
         };
-        self.votes.count(&locks);
+        let at_work: Vec<_> = self.children.iter().map(|it| it.child).collect();
+        self.votes.count(&locks, &at_work);
         let mut seen = Vec::new();
         for lock in locks {
             // A shared lock ends at a whole millisecond.

@@ -76,9 +76,9 @@ pub(crate) trait Servers: Send {
     /// Which of them gave leases when: what they were made to forget, and nothing else, explains two at a time.
     fn reigns(&self) -> Reigns;
 
-    /// How many of them give a lock together, if one alone cannot.
-    fn majority(&self) -> Option<usize> {
-        None
+    /// How many of them give a lock together.
+    fn majority(&self) -> usize {
+        1
     }
 
     /// How long a child that was hit may take to its next lease.

@@ -205,12 +205,6 @@ impl Servers for Postgres {
         self.reigns.clone()
     }
 
-    /// Each of these leases is a tenure of its own, since its token is seen, so keys are had slowly. A group may hold its
-    /// first key for its whole wait and get no lease. What the server says of the owners counts as well.
-    fn majority(&self) -> Option<usize> {
-        Some(1)
-    }
-
     /// Each update has read what the one before it wrote, and no smaller token came after a greater one.
     fn table(&mut self) -> TableVerdict {
         let mut client = self.server.client();

@@ -105,7 +105,7 @@ impl Servers for Quorum {
         self.reigns.clone()
     }
 
-    fn majority(&self) -> Option<usize> {
-        Some(MAJORITY)
+    fn majority(&self) -> usize {
+        MAJORITY
     }
 }

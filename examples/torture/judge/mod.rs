@@ -23,6 +23,7 @@ pub(crate) struct Child {
     pub(crate) generation: u64,
 }
 
+/// The name of its registry as well, with which its owners begin in the stores.
 impl std::fmt::Display for Child {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.slot, self.generation)
