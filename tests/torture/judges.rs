@@ -1081,7 +1081,7 @@ fn stored(owners: &[(usize, &str)]) -> Vec<StoredLock> {
 /// Else a key that a dead owner keeps, that goes from one of the dead to the next, or for which votes are split for ever,
 /// would pass for one that is had.
 #[test]
-fn a_key_is_had_only_by_a_majority_and_by_more_than_one_owner_at_work() {
+fn a_key_is_had_only_by_a_majority_and_by_more_than_one_owner() {
     let at_work = [child(0), child(1)];
     let mut votes = Votes::of(3);
     let count = |votes: &mut Votes, owners: &[_]| votes.count(&stored(owners), &at_work);
