@@ -568,6 +568,12 @@ fn time_in_which_the_machine_stood_still_is_not_waited() {
 }
 
 #[test]
+#[should_panic(expected = "not within 100ms: it never comes")]
+fn a_wait_ends_on_a_machine_that_goes_on() {
+    wait_until_blocking("it never comes", NOTHING_COMES, || false);
+}
+
+#[test]
 fn a_missing_server_fails_the_test_and_says_what_to_do() {
     let nowhere = tempfile::tempdir().unwrap();
     let nowhere = nowhere.path().to_str().unwrap();
