@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, test_kill_process};
 use support::{
-    Proxy, RedisServer, Role, Way, Worker, on_a_steady_machine_blocking, wait_until,
+    Proxy, RedisServer, Role, Watch, Way, Worker, on_a_steady_machine_blocking, wait_until,
     wait_until_blocking,
 };
 
@@ -565,6 +565,27 @@ fn time_in_which_the_machine_stood_still_is_not_waited() {
         worker.sigcont();
         worker.expect_line_blocking("has waited", BOUND);
     });
+}
+
+/// One processor may stand still while another goes on. Who only sleeps, with its timer on the first, came late by half a
+/// minute, and nobody had seen that the machine stood still.
+#[cfg(target_os = "linux")]
+#[test]
+fn each_processor_is_looked_at() {
+    let _watch = Watch::start();
+    let here = rustix::thread::sched_getaffinity(None).unwrap();
+    let processors = 0..rustix::thread::CpuSet::MAX_CPU;
+    for processor in processors.filter(|it| here.is_set(*it)) {
+        let mut alone = rustix::thread::CpuSet::new();
+        alone.set(processor);
+        wait_until_blocking(format!("a thread is on {processor} alone"), BOUND, || {
+            let threads = std::fs::read_dir("/proc/self/task").unwrap();
+            let ids = threads.map(|it| it.unwrap().file_name().into_string().unwrap());
+            let mut ids = ids.map(|it| Pid::from_raw(it.parse().unwrap()));
+            // A thread may end meanwhile.
+            ids.any(|id| rustix::thread::sched_getaffinity(id).is_ok_and(|it| it == alone))
+        });
+    }
 }
 
 #[test]

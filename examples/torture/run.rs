@@ -110,7 +110,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     let longest_silence = longest_silence(&deployment.wires.urls(0));
     // That is what the library takes to tell.
     let lateness = longest_silence + BUSY;
-    let stood_still = support::stood_still();
+    let watch = support::Watch::start();
     let report = Report {
         longest_recovery: deployment.servers.longest_recovery(),
         ..Report::default()
@@ -140,7 +140,7 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     run.torture();
     run.calm();
     let servers = run.part();
-    run.report.stood_still = support::stood_still() - stood_still;
+    run.report.stood_still = watch.stood_still();
     run.judge(checker, &*servers)
 }
 

@@ -62,7 +62,7 @@ pub use sentinel::{FAIL_OVER, Passwords, Sentinel, Watched};
 pub use server::{ClientRow, RedisServer, RedisServerBuilder};
 pub use shown::Tls;
 pub use steady::{
-    again_if_it_stood_still, on_a_steady_machine, on_a_steady_machine_blocking, stood_still,
+    Watch, again_if_it_stood_still, on_a_steady_machine, on_a_steady_machine_blocking,
 };
 
 pub const fn ms(millis: u64) -> Duration {

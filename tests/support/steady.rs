@@ -5,7 +5,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, Once};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::Poll;
 use std::thread::{available_parallelism, sleep};
 use std::time::{Duration, Instant};
@@ -32,10 +32,10 @@ pub async fn on_a_steady_machine(test: impl AsyncFn()) {
 /// The same for a part of a test. It does not wait until the machine has room: that would stop the test's own runtime.
 pub async fn again_if_it_stood_still(test: impl AsyncFn()) {
     for run in 1.. {
-        let before = stood_still();
+        let watch = Watch::start();
         match panic_of(test()).await {
             Ok(()) => return,
-            Err(panic) => tell_or_repeat(run, before, panic),
+            Err(panic) => tell_or_repeat(run, &watch, panic),
         }
     }
 }
@@ -56,18 +56,18 @@ async fn panic_of(test: impl Future<Output = ()>) -> Result<(), Box<dyn Any + Se
 pub fn on_a_steady_machine_blocking(test: impl Fn()) {
     let _turn = turn();
     for run in 1.. {
-        let before = stood_still();
+        let watch = Watch::start();
         match catch_unwind(AssertUnwindSafe(&test)) {
             Ok(()) => return,
-            Err(panic) => tell_or_repeat(run, before, panic),
+            Err(panic) => tell_or_repeat(run, &watch, panic),
         }
     }
 }
 
-fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
-    // The thread that looks may go on after this one.
+fn tell_or_repeat(run: u32, watch: &Watch, panic: Box<dyn Any + Send>) {
+    // The threads that look may go on after this one.
     sleep(STOPPED);
-    let stood_still = stood_still() - before;
+    let stood_still = watch.stood_still();
     if stood_still < TOO_LONG || run == RUNS {
         resume_unwind(panic);
     }
@@ -78,14 +78,14 @@ fn tell_or_repeat(run: u32, before: Duration, panic: Box<dyn Any + Send>) {
 pub(super) struct Bound {
     within: Duration,
     begin: Instant,
-    stood_still: Duration,
+    watch: Watch,
 }
 
 impl Bound {
     pub(super) fn new(within: Duration) -> Self {
         Self {
             within,
-            stood_still: stood_still(),
+            watch: Watch::start(),
             begin: Instant::now(),
         }
     }
@@ -95,9 +95,9 @@ impl Bound {
         if passed < self.within {
             return false;
         }
-        // The thread that looks may go on after this one.
+        // The threads that look may go on after this one.
         sleep(STOPPED);
-        passed >= self.within + (stood_still() - self.stood_still)
+        passed >= self.within + self.watch.stood_still()
     }
 }
 
@@ -149,23 +149,81 @@ fn ready_threads() -> Option<usize> {
     ready.parse().ok()
 }
 
-/// For how long the machine has stood still since this was first called.
-pub fn stood_still() -> Duration {
-    static LOOKS: Once = Once::new();
-    static MICROS: AtomicU64 = AtomicU64::new(0);
-    LOOKS.call_once(|| {
+/// Sees for how long the machine stands still.
+pub struct Watch {
+    /// What was seen before, for each processor.
+    before: Vec<Duration>,
+}
+
+impl Watch {
+    pub fn start() -> Self {
+        let before = SEEN.iter().map(Seen::stood_still).collect();
+        Self { before }
+    }
+
+    /// Since its start. The processor counts that stood still for longest: whoever has its turn or its timer there stands
+    /// still too, though the others go on.
+    pub fn stood_still(&self) -> Duration {
+        let seen = SEEN.iter().zip(&self.before);
+        let longest = seen
+            .map(|(seen, before)| seen.stood_still() - *before)
+            .max();
+        longest.unwrap_or_default()
+    }
+}
+
+/// For each processor that this process may use.
+static SEEN: LazyLock<Vec<Seen>> =
+    LazyLock::new(|| processors().into_iter().map(Seen::on).collect());
+
+/// For how long a processor has stood still, in microseconds.
+struct Seen(Arc<AtomicU64>);
+
+impl Seen {
+    /// Starts a thread that looks. `None`: on whichever processor it is.
+    fn on(processor: Option<usize>) -> Self {
+        let micros = Arc::new(AtomicU64::new(0));
+        let seen = micros.clone();
         // Also a stop before the thread's first look is seen.
         let mut begin = Instant::now();
         std::thread::spawn(move || {
+            processor.map(stay_on);
             loop {
                 sleep(LOOK_AGAIN);
                 let late = begin.elapsed().saturating_sub(LOOK_AGAIN);
                 if late >= STOPPED {
-                    MICROS.fetch_add(late.as_micros() as u64, Ordering::Relaxed);
+                    seen.fetch_add(late.as_micros() as u64, Ordering::Relaxed);
                 }
                 begin = Instant::now();
             }
         });
-    });
-    Duration::from_micros(MICROS.load(Ordering::Relaxed))
+        Self(micros)
+    }
+
+    fn stood_still(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
+    }
 }
+
+#[cfg(target_os = "linux")]
+fn processors() -> Vec<Option<usize>> {
+    let allowed = rustix::thread::sched_getaffinity(None).expect("a thread may ask for its own");
+    let all = 0..rustix::thread::CpuSet::MAX_CPU;
+    all.filter(|it| allowed.is_set(*it)).map(Some).collect()
+}
+
+#[cfg(target_os = "linux")]
+fn stay_on(processor: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    set.set(processor);
+    // It fails if the processor was taken away meanwhile: the thread then looks wherever it is.
+    let _ = rustix::thread::sched_setaffinity(None, &set);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn processors() -> Vec<Option<usize>> {
+    vec![None]
+}
+
+#[cfg(not(target_os = "linux"))]
+fn stay_on(_processor: usize) {}
