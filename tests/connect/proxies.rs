@@ -184,8 +184,8 @@ async fn a_slow_server_sees_one_set_up_of_each_registry() {
     on_a_steady_machine(async || {
         let server = RedisServer::start();
         let proxy = Proxy::to(&server);
-        // A set-up takes two of these; another one began after a third of the time, and begins after 15 s.
-        proxy.delay(Way::ToServer, ms(5000));
+        // A set-up takes three of these; another one began after 8 s, a third of the time, and begins after 15 s.
+        proxy.delay(Way::ToServer, ms(3000));
         let url = format!("{}?connect_timeout=24&response_timeout=8", proxy.url());
         let fleet = [lazy(&url), lazy(&url), lazy(&url)];
         let leases = fleet.iter().enumerate();

@@ -3,7 +3,7 @@
 use lockstream::LockRegistry;
 use tokio::time::{sleep, timeout};
 
-use crate::support::{Proxy, RedisServer, Way, wait_until};
+use crate::support::{Proxy, RedisServer, Way, on_a_steady_machine, wait_until};
 use crate::{BOUND, LONG, builder, ms, nothing_left};
 
 async fn two(server: &RedisServer, proxy: &Proxy) -> (LockRegistry, LockRegistry) {
@@ -159,23 +159,26 @@ async fn a_foreign_lock_is_not_adopted() {
 /// The server prolonged the key, and nobody heard: the wish stands, and is confirmed on the next connection.
 #[tokio::test]
 async fn the_reply_to_an_extension_is_lost() {
-    let server = RedisServer::start();
-    let proxy = Proxy::to(&server);
-    let (here, there) = two(&server, &proxy).await;
-    let lease = there.obtain("k").ttl(ms(8000)).lease().await.unwrap();
-    // The server knows the script from here on.
-    let before = lease.extend(ms(8000)).await.unwrap();
-    proxy.blackhole(Way::ToClient, true);
-    let extending = tokio::spawn(lease.extend(LONG));
-    wait_until("the server has done it", BOUND, || {
-        server.pttl("lock:k") > 8000
+    on_a_steady_machine(async || {
+        let server = RedisServer::start();
+        let proxy = Proxy::to(&server);
+        let (here, there) = two(&server, &proxy).await;
+        let lease = there.obtain("k").ttl(ms(8000)).lease().await.unwrap();
+        // The server knows the script from here on.
+        let before = lease.extend(ms(8000)).await.unwrap();
+        proxy.blackhole(Way::ToClient, true);
+        let extending = tokio::spawn(lease.extend(LONG));
+        wait_until("the server has done it", BOUND, || {
+            server.pttl("lock:k") > 8000
+        })
+        .await;
+        assert_eq!(lease.deadline(), before, "what nobody heard proves nothing");
+        proxy.blackhole(Way::ToClient, false);
+        proxy.cut();
+        let extended = timeout(BOUND, extending).await.expect("it ends");
+        assert!(extended.unwrap().unwrap() > before + ms(20_000));
+        lease.release().await.unwrap();
+        nothing_left(&server, &[&here, &there]).await;
     })
     .await;
-    assert_eq!(lease.deadline(), before, "what nobody heard proves nothing");
-    proxy.blackhole(Way::ToClient, false);
-    proxy.cut();
-    let extended = timeout(BOUND, extending).await.expect("it ends");
-    assert!(extended.unwrap().unwrap() > before + ms(20_000));
-    lease.release().await.unwrap();
-    nothing_left(&server, &[&here, &there]).await;
 }

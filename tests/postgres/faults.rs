@@ -528,44 +528,47 @@ async fn a_full_queue_of_notifications() {
 /// are refused; what is held is renewed and released, and who waits is served, for that needs no room.
 #[tokio::test]
 async fn a_full_disk() {
-    let mut server = PgServer::start();
-    drop(registry(&server.url()).await);
-    // Segments of the log must fit: they have 16 MiB.
-    server.run(
-        "INSERT INTO lockstream.lock SELECT repeat('fill', 50) || i, NULL, 1, 4000000000000000 FROM generate_series(1, 40000) i",
-    );
-    let size: i64 = server.one("SELECT pg_relation_size('lockstream.lock')");
-    assert!(size >= 16 << 20, "{size}");
-    server.shut_down();
-    server.limit_files(Some(size.try_into().unwrap()));
-    server.restart();
-    // The log is written, and the small table of tickets may grow.
-    let pair = Pair::lasting(&server.url(), ms(6000)).await;
-    let locks = registry_lazily(&server.url());
-    let mut error = None;
-    // The last page may have room for some. The others have none for a row that is longer than theirs.
-    for number in 0..200 {
-        error = locks
-            .obtain(format!("{}:{number}", "longer".repeat(50)))
-            .acquire_once()
-            .await
-            .err();
-        if error.is_some() {
-            break;
+    on_a_steady_machine(async || {
+        let mut server = PgServer::start();
+        drop(registry(&server.url()).await);
+        // Segments of the log must fit: they have 16 MiB.
+        server.run(
+            "INSERT INTO lockstream.lock SELECT repeat('fill', 50) || i, NULL, 1, 4000000000000000 FROM generate_series(1, 40000) i",
+        );
+        let size: i64 = server.one("SELECT pg_relation_size('lockstream.lock')");
+        assert!(size >= 16 << 20, "{size}");
+        server.shut_down();
+        server.limit_files(Some(size.try_into().unwrap()));
+        server.restart();
+        // The log is written, and the small table of tickets may grow.
+        let pair = Pair::lasting(&server.url(), ms(6000)).await;
+        let locks = registry_lazily(&server.url());
+        let mut error = None;
+        // The last page may have room for some. The others have none for a row that is longer than theirs.
+        for number in 0..200 {
+            error = locks
+                .obtain(format!("{}:{number}", "longer".repeat(50)))
+                .acquire_once()
+                .await
+                .err();
+            if error.is_some() {
+                break;
+            }
         }
-    }
-    let error = error.expect("there is no room");
-    assert!(
-        told(&error).contains("could not extend file") && error.is_retryable(),
-        "{error:?}"
-    );
-    // For longer than the ttl: by renewals.
-    tokio::time::sleep(ms(6500)).await;
-    pair.goes_on().await;
-    server.shut_down();
-    server.limit_files(None);
-    server.restart();
-    drop(locks.obtain("another").lease().await.unwrap());
+        let error = error.expect("there is no room");
+        assert!(
+            told(&error).contains("could not extend file") && error.is_retryable(),
+            "{error:?}"
+        );
+        // For longer than the ttl: by renewals.
+        tokio::time::sleep(ms(6500)).await;
+        pair.goes_on().await;
+        server.shut_down();
+        server.limit_files(None);
+        server.restart();
+        drop(locks.obtain("another").lease().await.unwrap());
+    })
+    .await;
 }
 
 #[tokio::test]

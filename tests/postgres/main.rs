@@ -53,10 +53,10 @@ use tokio_postgres::NoTls;
 
 const BOUND: Duration = Duration::from_secs(10);
 
-/// A registry to be. Leases last 8 s: no machine that stands still for a moment takes one away.
+/// A registry to be. No machine that is slow or stands still takes its leases away.
 fn builder(store: PostgresStore) -> LockRegistryBuilder {
     LockRegistry::builder(store)
-        .ttl(ms(8000))
+        .ttl(PATIENCE)
         .wait(BOUND)
         .response_timeout(ms(5000))
 }

@@ -187,7 +187,9 @@ impl Seen {
         // Also a stop before the thread's first look is seen.
         let mut begin = Instant::now();
         std::thread::spawn(move || {
-            processor.map(stay_on);
+            if let Some(processor) = processor {
+                stay_on(processor);
+            }
             loop {
                 sleep(LOOK_AGAIN);
                 let late = begin.elapsed().saturating_sub(LOOK_AGAIN);
