@@ -567,8 +567,8 @@ fn time_in_which_the_machine_stood_still_is_not_waited() {
     });
 }
 
-/// One processor may stand still while another goes on. Who only sleeps, with its timer on the first, came late by half a
-/// minute, and nobody had seen that the machine stood still.
+/// One processor may stand still while another goes on, for seconds. A thread that may run on either sees less than half of
+/// that, and a process whose timer is on the first is late by all of it.
 #[cfg(target_os = "linux")]
 #[test]
 fn each_processor_is_looked_at() {
