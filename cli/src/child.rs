@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io;
+use std::mem;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub(crate) struct Job {
     terminal: Option<Terminal>,
     /// What the end of a child has told.
     changes: VecDeque<Change>,
+    /// Whether it was continued already, and the SIGCONT for which that was done is still to be heard.
+    has_resumed: bool,
     has_ended: bool,
     is_empty: bool,
 }
@@ -111,6 +114,7 @@ impl Job {
             launched,
             terminal,
             changes: VecDeque::new(),
+            has_resumed: false,
             has_ended: false,
             is_empty: false,
         })
@@ -214,14 +218,18 @@ impl Job {
         self.guardian.expect_end_by(deadline);
     }
 
-    /// Gives the terminal to the command, if we have it, and lets the command go on.
-    pub(crate) fn resume(&self) {
-        self.terminal.as_ref().map(Terminal::give);
-        self.signal(Signal::SIGCONT);
+    /// A SIGCONT was heard: gives the terminal to the command, if we have it, and lets the command go on.
+    pub(crate) fn was_told_to_resume(&mut self) {
+        // By now the command may have been stopped again.
+        if !mem::take(&mut self.has_resumed) {
+            self.terminal.as_ref().map(Terminal::give);
+            self.signal(Signal::SIGCONT);
+        }
     }
 
     /// The command was stopped from the terminal: we stop, too, so that the shell takes over.
-    pub(crate) fn stop_with_it(&self, signal: Signal) -> bool {
+    pub(crate) fn stop_with_it(&mut self, signal: Signal) -> bool {
+        self.has_resumed = false;
         let is_from_terminal =
             matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU);
         match &self.terminal {
@@ -234,9 +242,10 @@ impl Job {
     }
 
     /// Goes on after [`stop_with_it`](Self::stop_with_it), if we are in the foreground. Otherwise a SIGCONT follows.
-    pub(crate) fn resume_in_foreground(&self) {
+    pub(crate) fn resume_in_foreground(&mut self) {
         if self.terminal.as_ref().is_some_and(Terminal::give) {
             self.signal(Signal::SIGCONT);
+            self.has_resumed = true;
         }
     }
 

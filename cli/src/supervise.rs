@@ -249,7 +249,7 @@ impl Supervisor<'_> {
                     None => job.reap().await,
                     Some(Signal::SIGCONT) => {
                         if !stops || Instant::now() < deadline {
-                            job.resume();
+                            job.was_told_to_resume();
                         }
                     }
                     Some(signal) => {

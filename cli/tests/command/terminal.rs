@@ -202,6 +202,23 @@ fn the_keyboard_stops_the_command_and_the_shell_continues_it() {
     wait_until_blocking("the lock is released", SOON, || !server.exists("lock:k"));
 }
 
+/// As often as the shell does so. A second time might undo the next stop.
+#[test]
+fn the_command_is_continued_once() {
+    let server = RedisServer::start();
+    let mut terminal = Terminal::open(&server.url());
+    let script = r#"trap "n=\$((n + 1)); echo \$n." CONT; sleep 600 & echo u''p; while kill -0 $!; do wait; done"#;
+    terminal.type_keys(&format!("\"$L\" run --ttl 10m k -- sh -c '{script}'\n"));
+    terminal.expect("up");
+    for round in 1..=3 {
+        terminal.type_keys("\u{1a}");
+        terminal.expect("Stopped");
+        terminal.type_keys("fg\n");
+        let said = terminal.expect(".\r\n");
+        assert!(said.ends_with(&format!("{round}.\r\n")), "{said}");
+    }
+}
+
 /// A background job that reads is stopped as any other, and has the terminal in the foreground.
 #[test]
 fn a_background_job_comes_to_the_foreground() {
