@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::callers::{Caller, HABITS, KEYS, TTL, handles};
-use crate::deployments::{PREFIX, open, response_timeout, shares};
+use crate::deployments::{PREFIX, crowd_divisor, open, response_timeout, shares};
 use crate::dice::Dice;
 use crate::judge::Child;
 use crate::log::{Line, Log, now};
@@ -169,7 +169,7 @@ impl Role {
         };
         let mut callers = JoinSet::new();
         for (habit, many) in HABITS {
-            for _ in 0..many {
+            for _ in 0..many.div_ceil(crowd_divisor(&self.urls)) {
                 callers.spawn(caller().live(habit));
             }
         }

@@ -39,7 +39,7 @@ pub(crate) struct Report {
     pub(crate) leftovers: Leftovers,
     /// Errors that nobody should get, panics, children that do not end.
     pub(crate) wrong: Vec<String>,
-    /// For how long the machine did.
+    /// For how long the machine stood still in the time that a delay may take, at most.
     pub(crate) stood_still: Duration,
     /// How much longer the servers took to answer than they may, in all.
     pub(crate) late_answers: Duration,

@@ -14,6 +14,7 @@ use crate::deployments::wires::Wires;
 use crate::deployments::{Deployment, Leftovers, Servers, StoredLock, longest_silence};
 use crate::judge::holds::{Hold, Holds};
 use crate::judge::recovery::{Struck, recoveries};
+use crate::judge::standstill::Standstills;
 use crate::judge::votes::Votes;
 use crate::judge::waits::Waits;
 use crate::judge::{Child, Span, linear};
@@ -41,7 +42,8 @@ const PARTING: Duration = Duration::from_secs(15);
 const LONGEST_QUEUE: Duration = Duration::from_secs(61).saturating_add(TTL);
 
 /// So long no tenure lasts here. It is several times the longest hold with a stopped process and passes, and twice as long
-/// as a group may wait, which holds its first key meanwhile.
+/// as a group may wait, which holds its first key meanwhile. And nothing else that is judged by time takes longer, but for
+/// what the dead leave behind.
 const LONGEST_TENURE: Duration = Duration::from_secs(20);
 
 /// How long a server may take to answer. A call may wait for one of each child, and then a lease is over when it comes.
@@ -87,6 +89,8 @@ struct Run {
     votes: Votes,
     /// Whose shutdown took from when till when, and for how long (ns) it may have waited for answers.
     shutdowns: Vec<(Child, Span, u64)>,
+    watch: support::Watch,
+    standstills: Standstills,
     report: Report,
 }
 
@@ -110,7 +114,6 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     let longest_silence = longest_silence(&deployment.wires.urls(0));
     // That is what the library takes to tell.
     let lateness = longest_silence + BUSY;
-    let watch = support::Watch::start();
     let report = Report {
         longest_recovery: deployment.servers.longest_recovery(),
         ..Report::default()
@@ -131,6 +134,8 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
         struck: Vec::new(),
         seen: Vec::new(),
         shutdowns: Vec::new(),
+        watch: support::Watch::start(),
+        standstills: Standstills::default(),
         report,
     };
     for slot in 0..SLOTS {
@@ -140,7 +145,8 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     run.torture();
     run.calm();
     let servers = run.part();
-    run.report.stood_still = watch.stood_still();
+    run.look_at_the_machine();
+    run.report.stood_still = run.standstills.most_within(LONGEST_TENURE);
     run.judge(checker, &*servers)
 }
 
@@ -230,6 +236,7 @@ impl Run {
             if Instant::now() >= look {
                 look = Instant::now() + LOOK_EVERY;
                 (0..SLOTS).for_each(|slot| self.follow(slot));
+                self.look_at_the_machine();
                 self.row().look();
             }
             if Instant::now() >= say {
@@ -311,6 +318,10 @@ impl Run {
     }
 
     // ---- what is seen
+
+    fn look_at_the_machine(&mut self) {
+        self.standstills.seen(now(), self.watch.stood_still());
+    }
 
     /// All that a child has written since the last time.
     fn follow(&mut self, slot: usize) {
@@ -426,18 +437,28 @@ impl Run {
         (0..SLOTS).for_each(|slot| self.see_off(slot, since));
         let row = self.row.take().expect("it went on until now");
         let mut servers = row.join();
-        // A call that was on its way is done until the server gives it up, and what it locked is left to its ttl.
-        let mut longest = self.longest_silence + TTL + BUSY;
+        let gave_up = |(_, span, within): &(Child, Span, u64)| span.to - span.from >= *within;
+        let ended = self.shutdowns.iter();
+        let told: Vec<_> = ended
+            .filter(|it| !gave_up(it))
+            .map(|(child, ..)| *child)
+            .collect();
         let of_the_last = |child: Child| self.children.iter().any(|it| it.child == child);
-        let gave_up = |(child, span, within): &(Child, Span, u64)| {
-            of_the_last(*child) && span.to - span.from >= *within
+        let forgotten = LONGEST_QUEUE + BUSY;
+        let is_silent = |it: &(Child, Span, u64)| of_the_last(it.0) && gave_up(it);
+        let longest = match self.shutdowns.iter().any(is_silent) {
+            true => forgotten,
+            // A call that was on its way is done until the server gives it up, and what it locked is left to its ttl.
+            false => self.longest_silence + TTL + BUSY,
         };
-        if self.shutdowns.iter().any(gave_up) {
-            longest = longest.max(LONGEST_QUEUE + BUSY);
-        }
         let begin = Instant::now();
         self.report.leftovers = loop {
             let leftovers = servers.leftovers();
+            // Who was killed has told no server, and nobody may have looked for the first of a queue since then.
+            let longest = match leftovers.is_of_none_but_the_dead(&told) {
+                true => forgotten,
+                false => longest,
+            };
             if leftovers == Leftovers::default() || begin.elapsed() > longest {
                 break leftovers;
             }
@@ -500,7 +521,11 @@ impl Run {
         self.report.waits = self.waits;
         if !self.report.is_clean() {
             // With the logs one can see what came before.
-            self.report.folder = Some(self.folder.keep());
+            let folder = self.folder.keep();
+            if let Some(log) = servers.log() {
+                std::fs::write(folder.join("servers.log"), log).expect("the folder is ours");
+            }
+            self.report.folder = Some(folder);
         }
         self.report
     }

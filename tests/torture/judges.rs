@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::mpsc;
+use std::time::Duration;
 
-use crate::deployments::StoredLock;
+use crate::deployments::{Leftovers, StoredLock};
 use crate::judge::holds::{Hold, Holds, Verdict};
 use crate::judge::linear::{self, Op, Register, Ret, Step, Window};
 use crate::judge::recovery::{Struck, recoveries};
 use crate::judge::reigns::{Cause, Loss, Reigns};
+use crate::judge::standstill::Standstills;
 use crate::judge::votes::Votes;
 use crate::judge::waits::Waits;
 use crate::judge::{Child, Mode, Span};
@@ -1117,4 +1119,39 @@ fn a_key_is_had_only_by_a_majority_and_by_more_than_one_owner() {
     assert!(!votes.changed("any-0"), "by one at work alone");
     count(&mut votes, &[(0, "0.0~a:6")]);
     assert!(votes.changed("any-0"), "a server alone tells as well");
+}
+
+#[test]
+fn none_but_the_dead_may_be_left_in_a_queue() {
+    let of = |generation| Child {
+        slot: 3,
+        generation,
+    };
+    for queue in ["{torture:kept}:~listen1", "torture:kept"] {
+        let left = Leftovers {
+            queue_entries: vec![format!("{queue}: 3.1~71a095dbb74d3f1b2ae0ad5f3e6ef6bb:187")],
+            ..Leftovers::default()
+        };
+        assert!(left.is_of_none_but_the_dead(&[of(0), of(2), of(11), child(0)]));
+        assert!(!left.is_of_none_but_the_dead(&[of(1)]));
+        let more = Leftovers {
+            keys: vec!["torture:kept".to_owned()],
+            ..left
+        };
+        assert!(!more.is_of_none_but_the_dead(&[]), "no key lasts so long");
+    }
+}
+
+#[test]
+fn a_machine_that_stood_still_excuses_what_took_place_meanwhile() {
+    let secs = Duration::from_secs;
+    let mut seen = Standstills::default();
+    assert_eq!(seen.most_within(secs(20)), secs(0));
+    for (at, in_all) in [(0, 0), (1, 1), (2, 1), (30, 1), (31, 2), (40, 3), (90, 5)] {
+        seen.seen(secs(at).as_nanos() as u64, secs(in_all));
+    }
+    assert_eq!(seen.most_within(secs(200)), secs(5), "in all");
+    assert_eq!(seen.most_within(secs(10)), secs(2), "one and one, and two");
+    // When between 40 and 90 it was is not known.
+    assert_eq!(seen.most_within(secs(1)), secs(2));
 }

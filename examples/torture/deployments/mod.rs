@@ -26,6 +26,7 @@ use lockstream::{LockRegistry, LockRegistryBuilder, StoreError};
 use redis::{Value, from_redis_value};
 
 use self::wires::Wires;
+use crate::judge::Child;
 use crate::judge::reigns::Reigns;
 use crate::plan::Stroke;
 use crate::support::{ClientRow, Program, RedisServer};
@@ -89,6 +90,11 @@ pub(crate) trait Servers: Send {
     /// What came of the table that transactions have updated, where there is one.
     fn table(&mut self) -> TableVerdict {
         TableVerdict::default()
+    }
+
+    /// What they have said since they were started last, where that tells more than the logs of the children.
+    fn log(&self) -> Option<String> {
+        None
     }
 }
 
@@ -159,6 +165,12 @@ pub(crate) fn response_timeout(urls: &[String]) -> Duration {
         return postgres::RESPONSE_TIMEOUT;
     }
     RESPONSE_TIMEOUT
+}
+
+/// By how much fewer callers a child has there. An operation costs a server of PostgreSQL ten times as much and more, and
+/// other transactions wait for its own: on a slow machine leases of so many callers would be over when they come.
+pub(crate) fn crowd_divisor(urls: &[String]) -> u64 {
+    if postgres::is_here(&urls[0]) { 2 } else { 1 }
 }
 
 /// How long a call may wait for a connection.
@@ -249,6 +261,20 @@ fn connections(server: &RedisServer, counts: impl Fn(&ClientRow) -> bool) -> Vec
 }
 
 impl Leftovers {
+    /// Whether nothing else is left than places in queues, and none of them is of these children.
+    pub(crate) fn is_of_none_but_the_dead(&self, children: &[Child]) -> bool {
+        let of_one = |entry: &String| {
+            let owner = entry.rsplit_once(": ").map_or("", |(_, owner)| owner);
+            let named = |child: &Child| owner.starts_with(&format!("{child}~"));
+            children.iter().any(named)
+        };
+        let others = Self {
+            queue_entries: Vec::new(),
+            ..self.clone()
+        };
+        others == Self::default() && !self.queue_entries.iter().any(of_one)
+    }
+
     /// A key that was found, and is asked about by `ask`.
     fn add(&mut self, key: String, ask: impl Fn(&[&str]) -> Value) {
         if is_fence(&key) {

@@ -205,6 +205,10 @@ impl Servers for Postgres {
         self.reigns.clone()
     }
 
+    fn log(&self) -> Option<String> {
+        Some(self.server.log())
+    }
+
     /// Each update has read what the one before it wrote, and no smaller token came after a greater one.
     fn table(&mut self) -> TableVerdict {
         let mut client = self.server.client();

@@ -8,11 +8,13 @@
 //! | `linear.rs` | was the resource ever anything else than one register that adds up, with so many inside? |
 //! | `votes.rs` | who had a key, by what a majority of servers says? |
 //! | `recovery.rs` | how long after a fault was there the next lease? |
+//! | `standstill.rs` | for how long did the machine stand still meanwhile? |
 
 pub(crate) mod holds;
 pub(crate) mod linear;
 pub(crate) mod recovery;
 pub(crate) mod reigns;
+pub(crate) mod standstill;
 pub(crate) mod votes;
 pub(crate) mod waits;
 
