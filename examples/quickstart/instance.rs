@@ -16,16 +16,19 @@ use crate::{Error, INSTANCES, Stop};
 /// How many transfers an instance has under way at once.
 const AT_ONCE: usize = 8;
 
-/// How long to wait for a lock, and how long a lease lasts: no transfer takes a thousandth of it, and
-/// a server that goes away is told in good time.
-const PATIENCE: Duration = Duration::from_secs(8);
+/// How long to wait for a lock: a slow machine takes its time for all who want the same account, and a
+/// server that goes away is told in good time.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a lease lasts: no transfer takes a thousandth of it.
+const TTL: Duration = Duration::from_secs(8);
 
 /// An instance's registry, as each process of a service would make one.
 pub(crate) fn registry(
     builder: LockRegistryBuilder,
     prefix: &str,
 ) -> Result<LockRegistry, BuildError> {
-    builder.prefix(prefix).wait(PATIENCE).ttl(PATIENCE).build()
+    builder.prefix(prefix).wait(PATIENCE).ttl(TTL).build()
 }
 
 /// Applies an instance's share as a stream, several at once; `applied` hears of each.

@@ -169,7 +169,8 @@ impl Role {
         };
         let mut callers = JoinSet::new();
         for (habit, many) in HABITS {
-            for _ in 0..many.div_ceil(crowd_divisor(&self.urls)) {
+            let crowd = many.div_ceil(crowd_divisor(&self.urls));
+            for _ in 0..crowd.max(many.min(2)) {
                 callers.spawn(caller().live(habit));
             }
         }

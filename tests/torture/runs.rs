@@ -44,7 +44,7 @@ fn row(reports: &str, name: &str) -> u64 {
 static PLACES: [Mutex<()>; 2] = [Mutex::new(()), Mutex::new(())];
 
 /// How many runs there are at most, if the machine is slow.
-const MOST_RUNS: usize = 8;
+const MOST_RUNS: usize = 16;
 
 fn thirty_seconds_are_clean(deployment: &str, seed: u64, place: usize) {
     let mut reports = String::new();
