@@ -34,6 +34,8 @@ pub(crate) struct Report {
     pub(crate) late_writes: u64,
     pub(crate) late_refused: u64,
     pub(crate) stuck: Vec<String>,
+    /// The keys that nobody got any more.
+    pub(crate) unused: Vec<String>,
     pub(crate) tasks_left: u64,
     pub(crate) table: TableVerdict,
     pub(crate) leftovers: Leftovers,
@@ -86,6 +88,7 @@ impl Report {
         let all = self.recoveries.iter();
         all.filter(|(_, recovery)| beyond(recovery.hit) || beyond(recovery.anybody))
             .map(|(kind, recovery)| format!("{}: {recovery:?}", kind.name()))
+            .chain(self.unused.iter().cloned())
             .collect()
     }
 

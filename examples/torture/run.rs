@@ -204,7 +204,7 @@ impl Run {
         }
         for key in self.out_of_use(since) {
             let text = format!("{key}: nobody got it in {longest:?} without faults");
-            self.report.stuck.push(text);
+            self.report.unused.push(text);
         }
     }
 
