@@ -314,14 +314,14 @@ fn children_of(pid: u32) -> Vec<u32> {
 /// Whether it is a child that has its log open. Such a one has told the kernel what is to become of it.
 #[cfg(target_os = "linux")]
 fn has_its_log(pid: u32) -> bool {
-    // Until it is a program of its own it is a copy of its parent, which has all logs open to read them.
+    // Until it is a program of its own it is a copy of its parent, which has all logs open to read them. And errors may go
+    // to a log as well.
     let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let mut arguments = arguments.split(|byte| *byte == 0);
-    let is_child = arguments.any(|argument| argument == b"--child");
+    let arguments: Vec<_> = arguments.split(|byte| *byte == 0).collect();
     let files = std::fs::read_dir(format!("/proc/{pid}/fd"));
     let files = files.into_iter().flatten().flatten();
     let mut files = files.filter_map(|file| std::fs::read_link(file.path()).ok());
-    is_child && files.any(|file| file.extension().is_some_and(|it| it == "log"))
+    files.any(|file| arguments.contains(&file.as_os_str().as_encoded_bytes()))
 }
 
 #[cfg(target_os = "linux")]
