@@ -31,7 +31,7 @@ pub(crate) struct Job {
     terminal: Option<Terminal>,
     /// What the end of a child has told.
     changes: VecDeque<Change>,
-    /// Whether it was continued already, and the SIGCONT for which that was done is still to be heard.
+    /// Whether the command was continued, and the SIGCONT that continued us before is still to be heard.
     has_resumed: bool,
     has_ended: bool,
     is_empty: bool,
@@ -220,7 +220,7 @@ impl Job {
 
     /// A SIGCONT was heard: gives the terminal to the command, if we have it, and lets the command go on.
     pub(crate) fn was_told_to_resume(&mut self) {
-        // By now the command may have been stopped again.
+        // If that was done already, the command may have been stopped again by now.
         if !mem::take(&mut self.has_resumed) {
             self.terminal.as_ref().map(Terminal::give);
             self.signal(Signal::SIGCONT);

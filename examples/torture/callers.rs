@@ -176,7 +176,7 @@ impl Caller {
                 sleep(self.dice.millis(0, 50)).await;
             }
             Habit::Fixed => {
-                // On PostgreSQL a call takes that long on a slow machine, and the lease would be over when it comes.
+                // On a slow machine a call to PostgreSQL may take 150 ms, and then the lease is over when it comes.
                 let slower = if self.table.is_some() { 2 } else { 1 };
                 let ttl = self.dice.millis(60 * slower, 150 * slower);
                 let wanted = match self.dice.once_in(4) {

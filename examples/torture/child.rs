@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::callers::{Caller, HABITS, KEYS, TTL, handles};
-use crate::deployments::{PREFIX, crowd_divisor, open, response_timeout, shares};
+use crate::deployments::{PREFIX, callers_of_a_sort, open, response_timeout, shares};
 use crate::dice::Dice;
 use crate::judge::Child;
 use crate::log::{Line, Log, now};
@@ -169,8 +169,7 @@ impl Role {
         };
         let mut callers = JoinSet::new();
         for (habit, many) in HABITS {
-            let crowd = many.div_ceil(crowd_divisor(&self.urls));
-            for _ in 0..crowd.max(many.min(2)) {
+            for _ in 0..callers_of_a_sort(&self.urls, many) {
                 callers.spawn(caller().live(habit));
             }
         }

@@ -42,8 +42,7 @@ const PARTING: Duration = Duration::from_secs(15);
 const LONGEST_QUEUE: Duration = Duration::from_secs(61).saturating_add(TTL);
 
 /// So long no tenure lasts here. It is several times the longest hold with a stopped process and passes, and twice as long
-/// as a group may wait, which holds its first key meanwhile. And nothing else that is judged by time takes longer, but for
-/// what the dead leave behind.
+/// as a group may wait, which holds its first key meanwhile.
 const LONGEST_TENURE: Duration = Duration::from_secs(20);
 
 /// How long a server may take to answer. A call may wait for one of each child, and then a lease is over when it comes.
@@ -146,7 +145,9 @@ pub(crate) fn run(wish: &Wish, deployment: Deployment) -> Report {
     run.calm();
     let servers = run.part();
     run.look_at_the_machine();
-    run.report.stood_still = run.standstills.most_within(LONGEST_TENURE);
+    // What is judged by time takes no longer, but for what killed children leave behind.
+    let longest = run.report.longest_recovery.max(LONGEST_TENURE);
+    run.report.stood_still = run.standstills.most_within(longest);
     run.judge(checker, &*servers)
 }
 
@@ -438,26 +439,21 @@ impl Run {
         let row = self.row.take().expect("it went on until now");
         let mut servers = row.join();
         let gave_up = |(_, span, within): &(Child, Span, u64)| span.to - span.from >= *within;
-        let ended = self.shutdowns.iter();
-        let told: Vec<_> = ended
-            .filter(|it| !gave_up(it))
-            .map(|(child, ..)| *child)
-            .collect();
-        let of_the_last = |child: Child| self.children.iter().any(|it| it.child == child);
-        let forgotten = LONGEST_QUEUE + BUSY;
-        let is_silent = |it: &(Child, Span, u64)| of_the_last(it.0) && gave_up(it);
-        let longest = match self.shutdowns.iter().any(is_silent) {
-            true => forgotten,
+        let in_order = self.shutdowns.iter().filter(|it| !gave_up(it));
+        let in_order: Vec<Child> = in_order.map(|(child, ..)| *child).collect();
+        let has_gone_in_order = |it: &Process| in_order.contains(&it.child);
+        let longest = match self.children.iter().all(has_gone_in_order) {
             // A call that was on its way is done until the server gives it up, and what it locked is left to its ttl.
-            false => self.longest_silence + TTL + BUSY,
+            true => self.longest_silence + TTL,
+            false => LONGEST_QUEUE,
         };
         let begin = Instant::now();
         self.report.leftovers = loop {
             let leftovers = servers.leftovers();
-            // Who was killed has told no server, and nobody may have looked for the first of a queue since then.
-            let longest = match leftovers.is_of_none_but_the_dead(&told) {
-                true => forgotten,
-                false => longest,
+            let longest = match leftovers.are_places_of_others(&in_order) {
+                // A killed child keeps its place until somebody looks for the first in the queue, or the queue runs out.
+                true => LONGEST_QUEUE + BUSY,
+                false => longest + BUSY,
             };
             if leftovers == Leftovers::default() || begin.elapsed() > longest {
                 break leftovers;

@@ -1122,7 +1122,7 @@ fn a_key_is_had_only_by_a_majority_and_by_more_than_one_owner() {
 }
 
 #[test]
-fn none_but_the_dead_may_be_left_in_a_queue() {
+fn only_who_was_killed_may_be_left_in_a_queue() {
     let of = |generation| Child {
         slot: 3,
         generation,
@@ -1132,13 +1132,13 @@ fn none_but_the_dead_may_be_left_in_a_queue() {
             queue_entries: vec![format!("{queue}: 3.1~71a095dbb74d3f1b2ae0ad5f3e6ef6bb:187")],
             ..Leftovers::default()
         };
-        assert!(left.is_of_none_but_the_dead(&[of(0), of(2), of(11), child(0)]));
-        assert!(!left.is_of_none_but_the_dead(&[of(1)]));
+        assert!(left.are_places_of_others(&[of(0), of(2), of(11), child(0)]));
+        assert!(!left.are_places_of_others(&[of(1)]));
         let more = Leftovers {
             keys: vec!["torture:kept".to_owned()],
             ..left
         };
-        assert!(!more.is_of_none_but_the_dead(&[]), "no key lasts so long");
+        assert!(!more.are_places_of_others(&[]), "no key lasts so long");
     }
 }
 

@@ -167,10 +167,14 @@ pub(crate) fn response_timeout(urls: &[String]) -> Duration {
     RESPONSE_TIMEOUT
 }
 
-/// By how much fewer callers a child has there. An operation costs a server of PostgreSQL ten times as much and more, and
-/// other transactions wait for its own: on a slow machine leases of so many callers would be over when they come.
-pub(crate) fn crowd_divisor(urls: &[String]) -> u64 {
-    if postgres::is_here(&urls[0]) { 2 } else { 1 }
+/// How many callers of a sort a child has, of so many that it should have. On PostgreSQL an operation costs ten times as
+/// much and more, and other calls wait for its transaction: with all of these callers a slow machine gives leases that are
+/// over when they come. So there are half as many, but two of those of which there should be two.
+pub(crate) fn callers_of_a_sort(urls: &[String], many: u64) -> u64 {
+    if postgres::is_here(&urls[0]) {
+        return many.div_ceil(2).max(many.min(2));
+    }
+    many
 }
 
 /// How long a call may wait for a connection.
@@ -261,8 +265,8 @@ fn connections(server: &RedisServer, counts: impl Fn(&ClientRow) -> bool) -> Vec
 }
 
 impl Leftovers {
-    /// Whether nothing else is left than places in queues, and none of them is of these children.
-    pub(crate) fn is_of_none_but_the_dead(&self, children: &[Child]) -> bool {
+    /// Whether places in queues are all that is left, and none of them is of one of these children.
+    pub(crate) fn are_places_of_others(&self, children: &[Child]) -> bool {
         let of_one = |entry: &String| {
             let owner = entry.rsplit_once(": ").map_or("", |(_, owner)| owner);
             let named = |child: &Child| owner.starts_with(&format!("{child}~"));
