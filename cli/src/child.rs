@@ -227,6 +227,17 @@ impl Job {
         }
     }
 
+    /// The command was stopped because it wants the terminal. If we have it, the command gets it and goes on: bash gives it
+    /// to a job of the background that runs, and sends no SIGCONT.
+    pub(crate) fn gets_terminal(&self, signal: Signal) -> bool {
+        let wants = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
+        let gets = wants && self.terminal.as_ref().is_some_and(Terminal::give);
+        if gets {
+            self.signal(Signal::SIGCONT);
+        }
+        gets
+    }
+
     /// The command was stopped from the terminal: we stop, too, so that the shell takes over.
     pub(crate) fn stop_with_it(&mut self, signal: Signal) -> bool {
         self.has_resumed = false;

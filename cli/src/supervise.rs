@@ -266,7 +266,8 @@ impl Supervisor<'_> {
                     }
                     Change::Stopped(signal) => {
                         let is_over = || stops && Instant::now() >= deadline;
-                        if job.stop_with_it(signal) && !is_over() {
+                        let has_terminal = !is_over() && job.gets_terminal(signal);
+                        if !has_terminal && job.stop_with_it(signal) && !is_over() {
                             job.resume_in_foreground();
                         }
                     }

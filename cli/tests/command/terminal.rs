@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
-use nix::unistd::setsid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, setsid, tcgetpgrp};
 
 use crate::program::{LOCKSTREAM, Program, SOON, ignore_no_signals, patient};
 use crate::support::{RedisServer, on_a_steady_machine_blocking, wait_until_blocking};
 
 const TERMINAL: &str = "LOCKSTREAM_TEST_TERMINAL";
+const SHELL: &str = "LOCKSTREAM_TEST_SHELL";
 
 /// The leader of a session on the terminal that the variable names: it runs a shell there. In the test process itself
 /// it is nothing.
@@ -30,8 +32,10 @@ fn session() {
     setsid().unwrap();
     // The first terminal that a leader opens is its session's.
     let tty = File::options().read(true).write(true).open(path).unwrap();
-    let shell = Command::new("sh")
-        .arg("-i")
+    let shell = std::env::var(SHELL).unwrap();
+    let mut words = shell.split(' ');
+    let shell = Command::new(words.next().unwrap())
+        .args(words)
         .env("PS1", "READY ")
         .env_remove("ENV")
         .stdin(tty.try_clone().unwrap())
@@ -52,6 +56,10 @@ struct Terminal {
 
 impl Terminal {
     fn open(url: &str) -> Self {
+        Self::open_in("sh -i", url)
+    }
+
+    fn open_in(shell: &str, url: &str) -> Self {
         // No other process may inherit it, or it would not close.
         let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let keyboard = posix_openpt(flags).unwrap();
@@ -70,6 +78,7 @@ impl Terminal {
                 "--test-threads=1",
             ])
             .env(TERMINAL, path)
+            .env(SHELL, shell)
             .env("LOCKSTREAM_URL", patient(url))
             .env("L", LOCKSTREAM)
             .stdin(Stdio::null())
@@ -239,6 +248,32 @@ fn a_background_job_comes_to_the_foreground() {
     terminal.type_keys("words\n");
     terminal.expect("got=words");
     terminal.expect("READY");
+}
+
+/// Bash gives the terminal to a job that runs, and sends no signal with it.
+#[test]
+fn a_running_job_comes_to_the_foreground_unheard() {
+    let server = RedisServer::start();
+    let mut terminal = Terminal::open_in("bash --norc --noediting -i", &server.url());
+    let script = "while kill -0 $1 2>/dev/null; do sleep 0.01; done; read x; echo got=$x";
+    terminal.type_keys("sleep 600 & it=$!; echo sl''eep=$it.\n");
+    terminal.expect("sleep=");
+    let sleep = terminal.expect(".\r\n");
+    let sleep = Pid::from_raw(sleep.trim_end_matches(".\r\n").parse().unwrap());
+    terminal.type_keys(&format!("\"$L\" run k -- sh -c '{script}' sh $it &\n"));
+    wait_until_blocking("k is held", SOON, || server.exists("lock:k"));
+    let shell = tcgetpgrp(&terminal.keyboard).unwrap();
+    terminal.type_keys("fg\n");
+    wait_until_blocking("the job is in the foreground", SOON, || {
+        tcgetpgrp(&terminal.keyboard) != Ok(shell)
+    });
+    // It wants the terminal from now on.
+    kill(sleep, Signal::SIGKILL).unwrap();
+    terminal.type_keys("words\n");
+    terminal.expect("got=words");
+    terminal.type_keys("echo sum=$((20 + 3))\n");
+    terminal.expect("sum=23");
+    assert!(!server.exists("lock:k"));
 }
 
 /// The lease ends while the job is stopped: it is not continued.
