@@ -11,9 +11,9 @@ use lockstream::prelude::*;
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let locks = match std::env::var("REDIS_URL") {
         Ok(url) => LockRegistry::connect(url).await?,
-        Err(_) => LockRegistry::in_memory(),
+        Err(_) => LockRegistry::in_memory(), // in this process alone: a service should end here
     };
-    let charge = async { "charged once" };
+    let charge = async { "charged" };
     let receipt = charge.with_lock(locks.obtain("order:42")).await?;
 
     // Items with locks of their own: sixteen at work, in order for each customer. A busy customer holds up no other.

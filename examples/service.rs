@@ -21,7 +21,11 @@ async fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         },
-        Err(_) => LockRegistry::in_memory(),
+        // To try it out. A real service ends here: two instances of it would not know of each other.
+        Err(_) => {
+            eprintln!("service: there is no REDIS_URL: the locks are in this process alone");
+            LockRegistry::in_memory()
+        }
     };
     // Before a lock is taken: a signal must not end the process while it holds one.
     let asked = asked_to_end();

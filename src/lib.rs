@@ -9,7 +9,7 @@
 //! let locks = LockRegistry::in_memory(); // or LockRegistry::connect("redis://127.0.0.1/").await?
 //!
 //! // a future
-//! let charge = async { "charged once" };
+//! let charge = async { "charged" };
 //! let receipt = charge.with_lock(locks.obtain("order:42")).await?;
 //!
 //! // a stream, under one lease from its first poll to its end
@@ -19,7 +19,7 @@
 //! // work that wants the fencing token
 //! let lock = locks.obtain("row:7");
 //! let token = lock.with_lease(async |lease| lease.token()).await?;
-//! # assert_eq!((receipt, rows.len(), token.get() > 0), ("charged once", 3, true));
+//! # assert_eq!((receipt, rows.len(), token.get() > 0), ("charged", 3, true));
 //! # Ok(()) }
 //! ```
 //!

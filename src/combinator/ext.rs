@@ -46,7 +46,9 @@ pub trait FutureLockExt: Future {
     /// # Hot futures
     ///
     /// `tokio::spawn(work()).with_lock(lock)` runs before it is locked, and dropping a
-    /// `JoinHandle` stops nothing. Spawn inside: `lock.with_lease(|_| tokio::spawn(work()))`.
+    /// `JoinHandle` stops nothing. Spawn inside: `lock.with_lease(|_| tokio::spawn(work()))`. If that future is dropped,
+    /// the task runs on without the lock. Work that must not be cut off is spawned with its lock:
+    /// `tokio::spawn(work().with_lock(lock)).await`.
     ///
     /// # Examples
     ///

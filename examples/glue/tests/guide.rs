@@ -6,11 +6,19 @@ use std::convert::Infallible;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Router, extract::Request, routing::put};
-use lockstream::{LeaseView, prelude::*, tower::LockLayer};
+use lockstream::tower::{LockLayer, RequestLock};
+use lockstream::{LeaseView, prelude::*};
 
-async fn write(Extension(lease): Extension<LeaseView>) -> String {
+/// Which row a request is about: a path can be written in several ways, and a number has one lock.
+fn row_of(request: &Request) -> Option<u64> {
+    let row = request.uri().path().strip_prefix("/rows/")?;
+    row.parse().ok()
+}
+
+async fn write(lease: Option<Extension<LeaseView>>) -> Result<String, StatusCode> {
+    let Extension(lease) = lease.ok_or(StatusCode::NOT_FOUND)?;
     // UPDATE … SET …, token = $2 WHERE id = $1 AND token <= $2
-    format!("written under {}", lease.token())
+    Ok(format!("written under {}", lease.token()))
 }
 
 fn refused(error: LockError) -> Result<Response, Infallible> {
@@ -18,7 +26,10 @@ fn refused(error: LockError) -> Result<Response, Infallible> {
 }
 
 fn app(locks: LockRegistry) -> Router {
-    let one_at_a_time = LockLayer::new(move |request: &Request| locks.obtain(request.uri().path()));
+    let one_at_a_time = LockLayer::new(move |request: &Request| match row_of(request) {
+        Some(row) => locks.obtain(format!("row:{row}")).into(),
+        None => RequestLock::Unlocked, // it is answered with 404
+    });
     let one_at_a_time = one_at_a_time.lease_in_extensions().or_else(refused);
     Router::new().route("/rows/{id}", put(write).layer(one_at_a_time))
 }
@@ -70,6 +81,9 @@ async fn a_handler_writes_under_the_token_of_its_request() {
                 .parse::<u64>()
                 .unwrap()
         };
+        // Axum reads this path as that of row 7, too: a second lock of it would be none.
+        let other = agent().put(format!("{url}/rows/%37")).send_empty();
+        assert_eq!(other.unwrap().status(), 404);
         (write(), write())
     });
     let (first, second) = written.await.unwrap();

@@ -11,8 +11,8 @@ use crate::engine::Engine;
 
 impl LockRegistry {
     /// Shuts the registry down. New callers, waiters and running work get
-    /// [`LockError::Closed`](crate::LockError::Closed). Every lease is released, unless it is to
-    /// [expire](crate::OnFinish::LetExpire), and every ticket is withdrawn. Resolves when the store has confirmed
+    /// [`LockError::Closed`](crate::LockError::Closed). Every lease is released, unless its key is to
+    /// [stay](crate::OnFinish), and every ticket is withdrawn. Resolves when the store has confirmed
     /// that, after three response time-outs at the latest. What is left then expires.
     ///
     /// Work in a combinator, or of a task that awaits [`Lease::lost`](crate::Lease::lost), is dropped before its lease

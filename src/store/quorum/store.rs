@@ -50,8 +50,8 @@ use crate::store::{LockStore, sealed};
 ///   nodes, so registries take turns and do not split the votes. That is not guaranteed: nodes may see waiters in
 ///   different orders, and a notice may be lost. So waiters also ask when a connection to a node is made again, and by
 ///   their [`Repeat`](crate::Repeat) policy. Where nodes cannot push, only the policy is left, and a waiter may wait
-///   while others take turns. [`acquire_once`](crate::Lock::acquire_once) may report a busy key although no caller gets
-///   the lock.
+///   while others take turns. [`acquire_once`](crate::Lock::acquire_once), and any lock whose
+///   wait is zero, may report a busy key although no caller gets the lock.
 /// - **Speed.** An acquisition takes two round trips to a majority: the votes, and raising the fences.
 ///
 /// Notices cost nothing if nobody waits. False notices do no harm: a waiter asks only a few more times in each of its
