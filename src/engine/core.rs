@@ -6,6 +6,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use foldhash::HashMap;
+use rand::TryRng;
+use rand::rngs::SysRng;
 use tokio::time::Instant;
 
 use super::caller::Caller;
@@ -33,6 +35,8 @@ pub(crate) struct Engine {
     pub(crate) view_context: Arc<ViewContext>,
     /// The registry's id, which begins its owners: its name, if it has one, and random bits.
     pub(super) instance: Arc<str>,
+    /// The process that has built it.
+    process: u32,
     pub(crate) settings: Settings,
     /// Every ttl must be longer than this.
     pub(crate) overhead: Duration,
@@ -76,12 +80,21 @@ pub(super) enum Next {
     Event,
 }
 
+/// Of the system's generator: that of a thread is copied when its process forks.
+fn random_id() -> String {
+    let mut bytes = [0; 16];
+    SysRng
+        .try_fill_bytes(&mut bytes)
+        .expect("the system has random numbers");
+    format!("{:032x}", u128::from_ne_bytes(bytes))
+}
+
 /// An event for all turnstiles.
 type TurnstileCall<'a> = &'a dyn Fn(&mut Turnstile, &mut EventCx<'_>);
 
 impl Engine {
     pub(crate) fn new(store: &impl LockStore, settings: Settings, clock: Clock) -> Arc<Self> {
-        let random = format!("{:032x}", rand::random::<u128>());
+        let random = random_id();
         let instance: Arc<str> = match &settings.name {
             Some(name) => format!("{name}~{random}").into(),
             None => random.into(),
@@ -105,6 +118,7 @@ impl Engine {
             Self {
                 events: EventBus::new(&settings, instance.clone(), clock.clone()),
                 instance,
+                process: std::process::id(),
                 overhead: store.overhead(),
                 shares: store.shares(),
                 settings,
@@ -268,6 +282,11 @@ impl Engine {
         self.feed(caller.key(), |lines, cx| {
             lines.feed(cx, id, |turnstile, cx| event(turnstile, cx, id))
         })
+    }
+
+    /// Whether this process has built it. One that was forked from it has a copy, whose owners are those of the original.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
     }
 
     /// Changes the state, then feeds all turnstiles. All of them get one event before the next.

@@ -41,6 +41,7 @@ pub(crate) struct LockOptions {
 }
 
 const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
+const FORKED: &str = "was built before this process was forked: build one in each process";
 
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;
@@ -158,6 +159,8 @@ impl LockOptions {
         Err(if let Some((at, reason)) = self.key_fault {
             let key = self.keys().get(at).cloned().unwrap_or_else(key);
             LockError::InvalidKey { key, reason }
+        } else if !engine.is_of_this_process() {
+            self.fault("registry", FORKED)
         } else if !TTL.contains(&ttl) {
             LockError::InvalidTtl { key: key(), ttl }
         } else if let OnFinish::KeepFor(time) = self.on_finish

@@ -26,7 +26,8 @@ static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 /// two processes. When the last registry, lock, lease and future of it are dropped, its connection closes and its
 /// tasks end.
 ///
-/// No runtime is needed to build one, so it may be a `static`. Its tasks start at the first poll, on the runtime that
+/// No runtime is needed to build one, so it may be a `static`. In a process that forks, build one in each child: what was
+/// built before the fork refuses there with [`InvalidSetting`](crate::LockError::InvalidSetting). Its tasks start at the first poll, on the runtime that
 /// polls. If that runtime ends, they move to another one on which somebody has waited for a lock or a loss, or else to
 /// the runtime of whoever looks at a lease next. They do not run while their runtime is not driven (a current-thread
 /// runtime between two calls of `block_on`): drop such a runtime, or use the registry on one that runs.
@@ -261,8 +262,9 @@ impl LockRegistry {
     ///
     /// `owner` is its owner as [`InspectedHolder::owner`](crate::InspectedHolder::owner) has it, up to the last character.
     /// It may be an exclusive holder, one reader, one permit, a key that is [kept](crate::OnFinish::KeepFor), or the value
-    /// of a foreign lock. The store compares and frees in one step, so another holder than the one that was seen never
-    /// loses the key. Resolves to `true` if that owner held the key until now, and to `false` if it did not: then nothing
+    /// of a foreign lock. The store compares and frees in one step, so another owner than the one that was seen never
+    /// loses the key. A registry may pass a key on to its next caller under the same owner, for some 20 ms: then that
+    /// caller loses it. Resolves to `true` if that owner held the key until now, and to `false` if it did not: then nothing
     /// was changed.
     ///
     /// **The holder is not asked.** Its next renewal tells it that its lease is lost, after a third of its ttl at most. A

@@ -1,6 +1,7 @@
 //! Real processes around one server of each kind: killed, stopped, woken, racing.
 #![cfg(feature = "redis")]
 
+mod forks;
 mod group;
 #[path = "../support/lock_server.rs"]
 mod lock_server;
@@ -97,9 +98,13 @@ async fn an_answer_that_came_while_the_process_was_stopped_counts() {
 use pipelines::consumers_that_are_killed_and_stopped_do_all_in_order;
 
 fn spawn(server: &impl LockServer, role: &str, env: &[(&str, &str)]) -> Worker {
+    spawn_at("worker", server, role, env)
+}
+
+fn spawn_at(entry: &str, server: &impl LockServer, role: &str, env: &[(&str, &str)]) -> Worker {
     let url = server.url();
     let env: Vec<_> = env.iter().copied().chain([("URL", &*url)]).collect();
-    Worker::spawn("worker", role, &env)
+    Worker::spawn(entry, role, &env)
 }
 
 /// A holder that is killed cannot release: its lease runs out, and the waiter has it then, and not before.
