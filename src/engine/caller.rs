@@ -340,9 +340,14 @@ impl Caller {
         true
     }
 
-    /// Its holder sees the token. Returns whether that is the first time.
-    pub(crate) fn see_token(&self) -> bool {
-        !self.is_token_seen.swap(true, Ordering::Relaxed)
+    /// Whether its holder has seen the token while it held the lease.
+    pub(super) fn has_seen_token(&self) -> bool {
+        self.is_token_seen.load(Ordering::Acquire)
+    }
+
+    /// Its tenure is not passed on any more.
+    pub(super) fn note_seen_token(&self) {
+        self.is_token_seen.store(true, Ordering::Release);
     }
 
     /// Whether the key is to be released, whatever the lock's `on_finish` says, since the work has not succeeded yet.

@@ -206,9 +206,17 @@ impl Engine {
         });
     }
 
-    /// The holder has seen its token, on a store that fences by it.
-    pub(crate) fn forbid_passes(&self, caller: &Caller) {
-        self.feed_caller(caller, |turnstile, _, id| turnstile.forbid_passes(id));
+    /// Its holder sees the token, on a store that fences by it. Returns whether that was first done while it held the
+    /// lease: then no later caller works under the same epoch (F4).
+    pub(crate) fn see_token(&self, caller: &Caller) -> bool {
+        caller.has_seen_token() || {
+            let forbid = self.feed_caller(caller, |turnstile, _, id| turnstile.forbid_passes(id));
+            let is_held = forbid.unwrap_or(false);
+            if is_held {
+                caller.note_seen_token();
+            }
+            is_held
+        }
     }
 
     /// What the store answers to `asked` within the response time-out.

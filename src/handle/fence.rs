@@ -14,7 +14,8 @@ use crate::store::fence_error;
 pub struct FenceSql {
     text: Arc<str>,
     key: Arc<str>,
-    token: Token,
+    /// None if the lease had ended before its token was asked for: others may work under the same epoch (F4).
+    token: Option<Token>,
     prefix: Arc<str>,
 }
 
@@ -35,10 +36,11 @@ impl FenceSql {
         &self.key
     }
 
-    /// `$2`, a `bigint`: the fencing token of the lease on this key.
+    /// `$2`, a `bigint`: the fencing token of the lease on this key. 0, which the statement refuses, if the lease had ended
+    /// before anybody asked for its token.
     #[must_use]
     pub fn token(&self) -> i64 {
-        self.token.as_i64()
+        self.token.map_or(0, Token::as_i64)
     }
 
     /// `$3`, a `text`: the prefix of the lease's registry.
@@ -112,9 +114,10 @@ impl LeaseView {
             fenced.map_err(|error| {
                 let key = fence.key.clone();
                 if error.code().map(SqlState::code) == Some(FenceSql::REFUSED) {
-                    let token = fence.token;
+                    let token = member.told_token();
                     let cause = match member.loss() {
                         Some(LockError::Lost { cause, .. }) => cause,
+                        _ if fence.token.is_none() => LossCause::Ended,
                         _ => LossCause::Taken,
                     };
                     return LockError::Lost { key, token, cause };
@@ -178,7 +181,7 @@ impl LeaseView {
         Ok(FenceSql {
             text,
             key,
-            token: self.see_token(),
+            token: engine.see_token(self.caller()).then(|| self.told_token()),
             prefix: engine.settings.prefix.clone(),
         })
     }

@@ -82,12 +82,11 @@ impl LeaseView {
     }
 
     /// The token of a lease of one key, which may fence a transaction from now on.
-    pub(crate) fn see_token(&self) -> Token {
+    fn see_token(&self) -> Token {
         if self.view_context.fence.is_some()
-            && self.caller.see_token()
             && let Some(engine) = self.view_context.engine.upgrade()
         {
-            engine.forbid_passes(&self.caller);
+            engine.see_token(&self.caller);
         }
         self.token
     }

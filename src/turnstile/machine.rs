@@ -292,11 +292,11 @@ impl<Caller: Clone> Turnstile<Caller> {
         }
     }
 
-    /// The holder has seen its token, on a store that fences by it: the tenure is not passed on.
-    pub(crate) fn forbid_passes(&mut self, id: WaiterId) {
-        if let Some(tenure) = self.tenure_of(id) {
-            tenure.forbid_passes();
-        }
+    /// The holder has seen its token, on a store that fences by it: the tenure is not passed on. Returns whether it still
+    /// is the holder's.
+    pub(crate) fn forbid_passes(&mut self, id: WaiterId) -> bool {
+        let tenure = self.tenure_of(id);
+        tenure.map(Tenure::forbid_passes).is_some()
     }
 
     /// Extends a lease to at least `ttl` from now. Returns the new deadline if the lease is held. The store is asked

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use futures::future::join;
 use lockstream::store::PostgresStore;
-use lockstream::{FenceSql, FutureLockExt, Lock, LockError, LockRegistry, OnFinish};
+use lockstream::{FenceSql, FutureLockExt, Lock, LockError, LockRegistry, LossCause, OnFinish};
 use tokio_postgres::IsolationLevel;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use crate::support::{PgServer, on_a_steady_machine};
-use crate::{BOUND, PATIENCE, client, eventually, ms, patient, registry};
+use crate::{BOUND, PATIENCE, builder, client, eventually, ms, patient, registry};
 
 /// A server with a table of accounts, and two processes.
 async fn shop() -> (PgServer, LockRegistry, LockRegistry) {
@@ -499,6 +499,48 @@ async fn callers_of_one_registry_that_fence_have_tenures_of_their_own() {
     .await;
     let fenced = tokens(true).await;
     assert!(fenced.iter().all(|token| token % 64 == 0), "{fenced:?}");
+}
+
+/// The key was passed on to the next caller, which works under the same row.
+#[tokio::test]
+async fn a_view_that_is_asked_after_its_lease_has_ended_fences_nothing() {
+    on_a_steady_machine(async || {
+        let server = PgServer::start();
+        let store = patient(server.url()).connect().await.unwrap();
+        let locks = builder(store).local_span(BOUND).build().unwrap();
+        let lock = locks.obtain("k");
+        let lease = lock.lease().await.unwrap();
+        let view = lease.view();
+        let mut next = std::pin::pin!(lock.lease());
+        assert!(futures::poll!(&mut next).is_pending());
+        lease.release().await.unwrap();
+        let next = next.await.unwrap();
+        assert_eq!(
+            next.token().get(),
+            view.token().get() + 1,
+            "it was passed on"
+        );
+        let mut client = client(&server.url()).await;
+        let transaction = client.transaction().await.unwrap();
+        let error = view.fence(&transaction).await.unwrap_err();
+        let is_over = matches!(
+            error,
+            LockError::Lost {
+                cause: LossCause::Ended,
+                ..
+            }
+        );
+        assert!(is_over, "{error:?}");
+        let write = transaction.batch_execute("CREATE TABLE t ()").await;
+        assert!(write.is_err(), "the transaction cannot go on");
+        transaction.rollback().await.unwrap();
+        assert_eq!(view.fence_sql().unwrap()[0].token(), 0);
+        let transaction = client.transaction().await.unwrap();
+        next.view().fence(&transaction).await.unwrap();
+        transaction.commit().await.unwrap();
+        next.release().await.unwrap();
+    })
+    .await;
 }
 
 #[tokio::test]
