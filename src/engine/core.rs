@@ -139,7 +139,6 @@ impl Engine {
                     was_up: false,
                     outage: None,
                     server: None,
-                    renews: false,
                     closed: false,
                     session: Some(session),
                     keep_alive: None,
@@ -225,12 +224,9 @@ impl Engine {
         Snapshot { keys }
     }
 
-    /// Whether any of the keys in use may have a lease that is renewed.
-    pub(crate) fn renews(&self) -> bool {
-        let mut state = self.state.lock();
-        // Forgotten here alone: it costs every acquisition less.
-        state.renews &= !state.entries.is_empty();
-        state.renews
+    /// Whether anybody waits for a key, or has one.
+    pub(crate) fn is_in_use(&self) -> bool {
+        !self.state.lock().entries.is_empty()
     }
 
     /// The runtime of the registry's tasks has been busy for so long, and a thread does what they should.

@@ -1,4 +1,5 @@
-//! The thread that lends the tasks of a registry a runtime while their own is busy, so that leases are renewed (D8).
+//! The thread that lends the tasks of a registry a runtime while their own is busy, so that leases are renewed, and those on
+//! other runtimes are served and told of their losses (D8).
 //!
 //! There is one for all registries of a process, while any of them has a use for it. Every sixth of a ttl it wakes the
 //! tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
@@ -39,7 +40,7 @@ pub(crate) struct Heartbeat {
     engine: Weak<Engine>,
     /// For how long it lends a runtime.
     longest: Duration,
-    /// The shortest ttl of the leases that are renewed, in microseconds, or [`RESTS`], or [`OFF`].
+    /// The shortest ttl of the leases that are wanted or held, in microseconds, or [`RESTS`], or [`OFF`].
     ttl: AtomicU64,
     /// The ttl has become shorter.
     sooner: Notify,
@@ -65,7 +66,7 @@ impl Heartbeat {
         }
     }
 
-    /// A lease with this ttl is wanted, which is to be renewed; the engine says so from now on.
+    /// A lease with this ttl is wanted; the engine says so from now on.
     pub(crate) fn need(self: &Arc<Self>, ttl: Duration) {
         // No ttl is longer than a day.
         let micros = ttl.as_secs() * 1_000_000 + u64::from(ttl.subsec_micros());
@@ -92,10 +93,10 @@ impl Heartbeat {
         Duration::from_micros(self.ttl.load(Ordering::Relaxed) / 6).max(LEAST_PAUSE)
     }
 
-    /// Looks after the registry's tasks until no lease is renewed.
+    /// Looks after the registry's tasks until no key is in use.
     async fn run(self: Arc<Self>) {
         let _end = OffAtPanic(&self);
-        let is_needed = || self.engine.upgrade().is_some_and(|it| it.renews());
+        let is_needed = || self.engine.upgrade().is_some_and(|it| it.is_in_use());
         let mut busy: Option<Busy> = None;
         loop {
             let began = Instant::now();

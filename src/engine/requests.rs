@@ -40,10 +40,9 @@ impl Engine {
         self.view_context.timer.note_runtime();
         let handle = CallerHandle::new(caller.clone());
         caller.set_repeats(arrival.repeats);
-        let renewed = (arrival.renewals > 0).then_some(arrival.ttl);
+        let ttl = arrival.ttl;
         self.at_once(|state, at| {
             at.deferred.arrived = true;
-            state.renews |= renewed.is_some();
             let since = match arrival.asks_once {
                 true => at.now,
                 false => caller.since().unwrap_or(at.now),
@@ -69,9 +68,7 @@ impl Engine {
                 caller.arrive(id, cx.now, events);
             });
         });
-        if let Some(ttl) = renewed {
-            self.heartbeat.need(ttl);
-        }
+        self.heartbeat.need(ttl);
         caller.end_arrival()
     }
 
@@ -200,7 +197,6 @@ impl Engine {
 
     /// A lease begins anew, with this many renewals at most: its group is complete. From now on its key is kept.
     pub(crate) fn restart(&self, caller: &Caller, renewals: u32, on_finish: OnFinish) {
-        // That it is renewed was said at its arrival: until the group is complete each of its leases is.
         self.feed_caller(caller, |turnstile, cx, id| {
             turnstile.restart(cx, id, renewals, on_finish);
         });

@@ -56,8 +56,6 @@ pub(super) struct EngineState {
     pub(super) outage: Option<Outage>,
     /// The server of the last connection, if it has told which it is.
     pub(super) server: Option<Arc<str>>,
-    /// Whether any of the keys in use may have a lease that is renewed; perhaps of one that was.
-    pub(super) renews: bool,
     /// No new callers are taken: the registry is drained, or shut down.
     pub(super) closed: bool,
     pub(super) session: Option<Arc<dyn Session>>,

@@ -121,13 +121,12 @@ impl LockRegistryBuilder {
         self
     }
 
-    /// For how long leases are renewed by a thread of this crate while the runtime is too busy to do it. Default: 5
-    /// minutes. Zero: there is no such thread.
+    /// For how long a thread of this crate renews leases, and serves callers on other runtimes, while the runtime of the
+    /// registry's tasks is too busy to do it. Default: 5 minutes. Zero: there is no such thread.
     ///
     /// A task that computes or blocks without an await can keep the timers and the network of a whole runtime from being
     /// looked after, however many threads it has. One thread a process looks whether the registries' own tasks run, as
-    /// long as leases are held or waited for that are [renewed](crate::Renewal), and runs them while their runtime does
-    /// not. It tells so by [`LockEvent::RuntimeBusy`](crate::LockEvent::RuntimeBusy) and in the log. A runtime that never
+    /// long as leases are held or waited for, and runs them while their runtime does not. It tells so by [`LockEvent::RuntimeBusy`](crate::LockEvent::RuntimeBusy) and in the log. A runtime that never
     /// comes back, say after a deadlock, keeps its locks for this time, counted from a sixth of the ttl after its last sign
     /// of life, and then until the ttl is over.
     ///

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use lockstream::{Lock, LockError, LockEvent, LockRegistry, LossCause, Renewal};
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
 
 use crate::watch::told_so_far;
 use crate::world::{
@@ -166,6 +167,27 @@ pub(crate) fn a_fixed_lease_ends_while_the_runtime_is_busy(w: &dyn World) {
             other.obtain("fixed").acquire_once().await.unwrap()
         });
         assert!(other_has_it && !fixed.is_valid() && renewed.is_valid());
+    });
+}
+
+/// Also those of a registry that renews nothing.
+pub(crate) fn callers_of_another_runtime_go_on_while_this_one_is_busy(w: &dyn World) {
+    runtime(0).block_on(async {
+        let registry = w.registry().await;
+        // The registry's tasks are here from now on.
+        let here = registry.obtain("here").ttl(PATIENCE).lease().await.unwrap();
+        elsewhere(async || {
+            let going_on = async {
+                let there = registry.obtain("there").ttl(TTL).lease().await.unwrap();
+                let waiting = registry.obtain("here");
+                assert!(!waiting.acquire_within(ms(100)).await.unwrap());
+                assert!(there.lost().await.is_lost());
+            };
+            timeout(BOUND, going_on)
+                .await
+                .expect("none of it waits for the busy runtime");
+        });
+        here.release().await.unwrap();
     });
 }
 

@@ -215,6 +215,7 @@ suite! {
         an_outage_while_the_runtime_is_busy_is_outlasted,
         a_loss_while_the_runtime_is_busy_is_seen_there,
         a_fixed_lease_ends_while_the_runtime_is_busy,
+        callers_of_another_runtime_go_on_while_this_one_is_busy,
         a_runtime_that_stays_busy_loses_its_leases_in_the_end,
         without_a_heartbeat_a_busy_runtime_loses_its_leases,
         a_turn_that_comes_while_the_runtime_is_busy_goes_on,

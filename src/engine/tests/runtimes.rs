@@ -14,9 +14,9 @@ fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// It renews nothing, so no other thread polls its tasks (D8).
+/// No other thread polls its tasks (D8).
 fn registry() -> LockRegistry {
-    let builder = LockRegistry::builder(MemoryStore::new());
+    let builder = LockRegistry::builder(MemoryStore::new()).renew_while_busy(Duration::ZERO);
     builder.renewal(Renewal::off()).build().unwrap()
 }
 
