@@ -80,6 +80,10 @@ pub(super) enum Next {
     Event,
 }
 
+/// What is wrong with a registry that came by a fork.
+pub(crate) const FORKED: &str =
+    "was built before this process was forked: build one in each process";
+
 /// Of the system's generator: that of a thread is copied when its process forks.
 fn random_id() -> String {
     let mut bytes = [0; 16];

@@ -1,10 +1,10 @@
 //! The thread that lends the tasks of a registry a runtime while their own is busy, so that leases are renewed, and those on
 //! other runtimes are served and told of their losses (D8).
 //!
-//! There is one for all registries of a process, while any of them has a use for it. Every sixth of a ttl it wakes the
-//! tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
+//! There is one for all registries of a process, while any of them has a use for it. Every sixth of a ttl, and twice a second
+//! at least, it wakes the tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,12 @@ const LINGER: Duration = Duration::from_secs(1);
 /// The least time between two looks.
 const LEAST_PAUSE: Duration = Duration::from_millis(5);
 
+/// The longest: a caller on another runtime is served within one response time-out.
+const MOST_PAUSE: Duration = Duration::from_millis(500);
+
+/// The ttl of a lease that is not renewed counts as so long at least: its end may be told a little late.
+const LEAST_UNRENEWED: Duration = Duration::from_secs(1);
+
 /// So often at most the moment is prolonged, where this thread itself comes late: the whole machine is busy, or stood still.
 const MOMENTS: usize = 5;
 
@@ -40,7 +46,7 @@ pub(crate) struct Heartbeat {
     engine: Weak<Engine>,
     /// For how long it lends a runtime.
     longest: Duration,
-    /// The shortest ttl of the leases that are wanted or held, in microseconds, or [`RESTS`], or [`OFF`].
+    /// The shortest ttl of the leases that were wanted since it rested, in microseconds, or [`RESTS`], or [`OFF`].
     ttl: AtomicU64,
     /// The ttl has become shorter.
     sooner: Notify,
@@ -67,7 +73,12 @@ impl Heartbeat {
     }
 
     /// A lease with this ttl is wanted; the engine says so from now on.
-    pub(crate) fn need(self: &Arc<Self>, ttl: Duration) {
+    pub(crate) fn need(self: &Arc<Self>, ttl: Duration, is_renewed: bool) {
+        let ttl = if is_renewed {
+            ttl
+        } else {
+            ttl.max(LEAST_UNRENEWED)
+        };
         // No ttl is longer than a day.
         let micros = ttl.as_secs() * 1_000_000 + u64::from(ttl.subsec_micros());
         let known = self.ttl.load(IN_ORDER);
@@ -88,9 +99,14 @@ impl Heartbeat {
         }
     }
 
+    /// Leases are in danger if nobody looks after them for longer.
+    fn longest_neglect(&self) -> Duration {
+        Duration::from_micros(self.ttl.load(Ordering::Relaxed) / 6).max(LEAST_PAUSE)
+    }
+
     /// Between two looks.
     fn pause(&self) -> Duration {
-        Duration::from_micros(self.ttl.load(Ordering::Relaxed) / 6).max(LEAST_PAUSE)
+        self.longest_neglect().min(MOST_PAUSE)
     }
 
     /// Looks after the registry's tasks until no key is in use.
@@ -156,7 +172,7 @@ impl Heartbeat {
         let is_told = false;
         let spell = busy.get_or_insert(Busy { since, is_told });
         let lasts = since.elapsed();
-        if !spell.is_told && lasts >= self.pause().min(self.longest) {
+        if !spell.is_told && lasts >= self.longest_neglect().min(self.longest) {
             spell.is_told = true;
             let engine = self.engine.upgrade();
             tell(move || engine.iter().for_each(|engine| engine.tell_busy(lasts)));
@@ -197,8 +213,22 @@ fn tell(told: impl FnOnce() + Send + 'static) {
 /// Where the thread, if it runs, takes registries from.
 static THREAD: Mutex<Option<UnboundedSender<Arc<Heartbeat>>>> = Mutex::new(None);
 
+/// The process that has started it first.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
 /// Hands a registry to the thread, which is started if need be.
 fn start(heartbeat: Arc<Heartbeat>) {
+    let here = std::process::id();
+    let first = PROCESS.compare_exchange(0, here, IN_ORDER, IN_ORDER);
+    if first.is_err_and(|first| first != here) {
+        // What is below is a copy: of the thread's channel without the thread, and of the runtime of both processes.
+        heartbeat.ttl.store(OFF, IN_ORDER);
+        log!(
+            warn,
+            "this process was forked from one with locks: no thread renews leases while the runtime is busy"
+        );
+        return;
+    }
     let mut thread = THREAD.lock();
     let mut unsent = Some(heartbeat);
     if let Some(sender) = &*thread {

@@ -47,6 +47,6 @@ mod timer;
 pub(crate) use self::caller::Caller;
 #[cfg(feature = "tokio-util")]
 pub(crate) use self::cancellation::Cancellation;
-pub(crate) use self::core::{Engine, ViewContext};
+pub(crate) use self::core::{Engine, FORKED, ViewContext};
 pub(crate) use self::phase::Phase;
 pub(crate) use self::requests::Arrival;

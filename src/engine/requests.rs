@@ -40,7 +40,7 @@ impl Engine {
         self.view_context.timer.note_runtime();
         let handle = CallerHandle::new(caller.clone());
         caller.set_repeats(arrival.repeats);
-        let ttl = arrival.ttl;
+        let (ttl, is_renewed) = (arrival.ttl, arrival.renewals > 0);
         self.at_once(|state, at| {
             at.deferred.arrived = true;
             let since = match arrival.asks_once {
@@ -68,7 +68,7 @@ impl Engine {
                 caller.arrive(id, cx.now, events);
             });
         });
-        self.heartbeat.need(ttl);
+        self.heartbeat.need(ttl, is_renewed);
         caller.end_arrival()
     }
 

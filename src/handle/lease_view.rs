@@ -71,6 +71,9 @@ impl LeaseView {
     }
 
     /// The fencing token: strictly greater for every later lease of this key. Of several keys, that of the first.
+    ///
+    /// For a statement of your own that calls `lockstream.fence` in PostgreSQL, ask for it while the lease is held. If
+    /// nobody has asked by its end, the next caller of the registry may work under the same row.
     pub fn token(&self) -> Token {
         let first = self.members().first();
         first.map_or(self.token, Self::see_token)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::limits::{KEEP, TTL};
 use crate::base::{LockError, Mode, OnFinish, OnLost, Pauses, Renewal, Repeat, key};
-use crate::engine::{Arrival, Engine};
+use crate::engine::{Arrival, Engine, FORKED};
 use crate::store::contract::Session;
 
 /// What a lock was told to lock, and how. What is not set is the registry's.
@@ -41,7 +41,6 @@ pub(crate) struct LockOptions {
 }
 
 const EXCLUSIVE_ONLY: &str = "is for exclusive locks of one key only";
-const FORKED: &str = "was built before this process was forked: build one in each process";
 
 /// The greatest weight of a permit.
 const MOST_WEIGHT: u32 = 64;

@@ -295,7 +295,8 @@ impl<Caller: Clone> Turnstile<Caller> {
     /// The holder has seen its token, on a store that fences by it: the tenure is not passed on. Returns whether it still
     /// is the holder's.
     pub(crate) fn forbid_passes(&mut self, id: WaiterId) -> bool {
-        let tenure = self.tenure_of(id);
+        let tenure = self.state.tenure_mut();
+        let tenure = tenure.filter(|tenure| tenure.is_held_by(id));
         tenure.map(Tenure::forbid_passes).is_some()
     }
 

@@ -450,6 +450,12 @@ impl<Caller: Clone> Tenure<Caller> {
         self.deadline
     }
 
+    /// Whether this waiter holds the lease, also if it must end its work.
+    pub(super) fn is_held_by(&self, id: WaiterId) -> bool {
+        let lease = self.lease.as_ref();
+        lease.is_some_and(|lease| lease.id == id && lease.is_taken())
+    }
+
     /// Whether this waiter holds the lease and need not end its work.
     pub(super) fn is_extendable_by(&self, id: WaiterId) -> bool {
         let lease = self.lease.as_ref();

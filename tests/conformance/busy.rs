@@ -178,6 +178,8 @@ pub(crate) fn callers_of_another_runtime_go_on_while_this_one_is_busy(w: &dyn Wo
         let here = registry.obtain("here").ttl(PATIENCE).lease().await.unwrap();
         elsewhere(async || {
             let going_on = async {
+                let once = registry.obtain("once").ttl(PATIENCE).lease_once().await;
+                drop(once.unwrap().expect("it is free"));
                 let there = registry.obtain("there").ttl(TTL).lease().await.unwrap();
                 let waiting = registry.obtain("here");
                 assert!(!waiting.acquire_within(ms(100)).await.unwrap());

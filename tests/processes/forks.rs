@@ -14,8 +14,11 @@ fn forking_worker() {
         return;
     };
     let url = role.env("URL");
-    // So much of this thread's random numbers its children have in common.
-    drop(LockRegistry::in_memory());
+    // What its children have in common: random numbers of this thread, and what a process has for all registries.
+    let used = LockRegistry::in_memory();
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    drop(runtime.block_on(used.obtain("k").lease()).unwrap());
+    drop(runtime);
     let built = LockRegistry::builder_for(&url).unwrap().build().unwrap();
     for _ in 0..2 {
         match fork().unwrap() {
@@ -34,6 +37,7 @@ async fn in_child(role: &Role, url: &str, built: &LockRegistry) {
         Ok(lease) => role.say(format!("copy: {}", lease.is_some())),
         Err(error) => role.say(format!("copy: {error}")),
     }
+    role.say(format!("check: {}", built.check().await.unwrap_err()));
     let own = LockRegistry::connect(url).await.unwrap();
     let lease = own.obtain("other").lease_within(PATIENCE).await.unwrap();
     role.say(format!("owner {}", lease.owner().unwrap()));
@@ -53,6 +57,8 @@ async fn a_registry_is_of_one_process() {
             told,
             format!("invalid setting `registry` for lock \"k\": {why}")
         );
+        let told = worker.expect_line("check: ", PATIENCE).await;
+        assert_eq!(told, format!("the registry {why}"));
         let owner = worker.expect_line("owner ", PATIENCE).await;
         let (instance, _) = owner.split_once(':').unwrap();
         owners.push(instance.to_owned());

@@ -1,5 +1,6 @@
 //! What a registry tells of its locks and of its store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -7,6 +8,8 @@ use tokio::time::Instant;
 use super::LockRegistry;
 use crate::base::StoreError;
 use crate::base::operation::operation;
+use crate::engine::{Engine, FORKED};
+use crate::store::contract::Session;
 
 impl LockRegistry {
     /// The events of this registry from now on: waits, acquisitions, ends of leases, and outages of the store.
@@ -170,7 +173,7 @@ impl LockRegistry {
     pub fn ping(&self) -> Ping {
         let engine = self.engine.clone();
         Ping::new(async move {
-            let session = engine.session().ok_or_else(closed)?;
+            let session = session(&engine)?;
             let began = Instant::now();
             let within = engine.settings.response_timeout + session.connects_within();
             let answered = session.ping(within).await;
@@ -215,14 +218,19 @@ impl LockRegistry {
     pub fn check(&self) -> CheckStore {
         let engine = self.engine.clone();
         CheckStore::new(async move {
-            let session = engine.session().ok_or_else(closed)?;
+            let session = session(&engine)?;
             session.check().await
         })
     }
 }
 
-fn closed() -> StoreError {
-    StoreError::lasting("the registry is closed")
+/// Through which the store is asked, or why it cannot be.
+fn session(engine: &Engine) -> Result<Arc<dyn Session>, StoreError> {
+    if !engine.is_of_this_process() {
+        return Err(StoreError::lasting(format!("the registry {FORKED}")));
+    }
+    let session = engine.session();
+    session.ok_or_else(|| StoreError::lasting("the registry is closed"))
 }
 
 operation! {
