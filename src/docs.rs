@@ -56,6 +56,7 @@ pub mod guarantees {}
 /// [operations.md]: crate::docs::operations
 /// [operations.md#access-rights]: crate::docs::operations#access-rights
 /// [operations.md#rotating-credentials]: crate::docs::operations#rotating-credentials
+/// [operations.md#stopping-a-process]: crate::docs::operations#stopping-a-process
 /// [operations.md#when-it-does-not-connect]: crate::docs::operations#when-it-does-not-connect
 /// [pipelines.md]: crate::docs::pipelines
 /// [postgres.md]: crate::docs::postgres
