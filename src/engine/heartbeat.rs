@@ -2,7 +2,8 @@
 //! other runtimes are served and told of their losses (D8).
 //!
 //! There is one for all registries of a process, while any of them has a use for it. Every sixth of a ttl, and twice a second
-//! at least, it wakes the tasks of a registry. If their runtime does not poll them within a moment, the thread does, until the runtime does.
+//! at least, it wakes the tasks of a registry. If their runtime does not poll them within a moment, the thread does, until
+//! the runtime does.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -213,7 +214,7 @@ fn tell(told: impl FnOnce() + Send + 'static) {
 /// Where the thread, if it runs, takes registries from.
 static THREAD: Mutex<Option<UnboundedSender<Arc<Heartbeat>>>> = Mutex::new(None);
 
-/// The process that has started it first.
+/// The process that was the first to start the thread.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Hands a registry to the thread, which is started if need be.
@@ -221,7 +222,8 @@ fn start(heartbeat: Arc<Heartbeat>) {
     let here = std::process::id();
     let first = PROCESS.compare_exchange(0, here, IN_ORDER, IN_ORDER);
     if first.is_err_and(|first| first != here) {
-        // What is below is a copy: of the thread's channel without the thread, and of the runtime of both processes.
+        // `THREAD` and the kept runtime are copies here: the channel of a thread that only the parent has, and a runtime
+        // whose epoll both processes would share.
         heartbeat.ttl.store(OFF, IN_ORDER);
         log!(
             warn,

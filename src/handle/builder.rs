@@ -126,9 +126,10 @@ impl LockRegistryBuilder {
     ///
     /// A task that computes or blocks without an await can keep the timers and the network of a whole runtime from being
     /// looked after, however many threads it has. One thread a process looks whether the registries' own tasks run, as
-    /// long as leases are held or waited for, and runs them while their runtime does not. It tells so by [`LockEvent::RuntimeBusy`](crate::LockEvent::RuntimeBusy) and in the log. A runtime that never
-    /// comes back, say after a deadlock, keeps its locks for this time, counted from half a second after its last sign of life
-    /// at the latest, and then until the ttl is over.
+    /// long as leases are held or waited for, and runs them while their runtime does not. It tells so by
+    /// [`LockEvent::RuntimeBusy`](crate::LockEvent::RuntimeBusy) and in the log. A runtime that never comes back, say after a
+    /// deadlock, keeps its locks for this time, counted from half a second after its last sign of life at the latest, and
+    /// then until the ttl is over.
     ///
     /// Work that computes belongs on [`spawn_blocking`](tokio::task::spawn_blocking), or on a runtime of its own. If
     /// tokio's clock is paused when the registry is first used, there is no such thread for it.

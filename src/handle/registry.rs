@@ -26,14 +26,15 @@ static INSTALLED: OnceLock<LockRegistry> = OnceLock::new();
 /// two processes. When the last registry, lock, lease and future of it are dropped, its connection closes and its
 /// tasks end.
 ///
-/// No runtime is needed to build one, so it may be a `static`. In a process that forks, build (and
-/// [install](Self::install)) it in each child: what was built before the fork refuses there with
-/// [`InvalidSetting`](crate::LockError::InvalidSetting), and a lease that was held then is the parent's alone. Best use no
-/// lock before: in a child of a process that has, no thread [renews while the runtime is
-/// busy](crate::LockRegistryBuilder::renew_while_busy). Its tasks start at the first poll, on the runtime that
+/// No runtime is needed to build one, so it may be a `static`. Its tasks start at the first poll, on the runtime that
 /// polls. If that runtime ends, they move to another one on which somebody has waited for a lock or a loss, or else to
 /// the runtime of whoever looks at a lease next. They do not run while their runtime is not driven (a current-thread
 /// runtime between two calls of `block_on`): drop such a runtime, or use the registry on one that runs.
+///
+/// In a process that forks, build and [install](Self::install) it in each child. A registry that was built before the fork
+/// refuses there with [`InvalidSetting`](crate::LockError::InvalidSetting), and a lease that was held then is the parent's
+/// alone. Take no lock before the fork: in the children of a process that has, no thread [renews while the runtime is
+/// busy](crate::LockRegistryBuilder::renew_while_busy).
 ///
 /// # Examples
 ///
