@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use lockstream::store::RedisStore;
 use lockstream::{LockRegistry, Renewal};
 use tokio::time::timeout;
 
-use crate::support::{Program, RedisServer, least_rights, on_a_steady_machine, wait_until};
-use crate::{BOUND, told};
+use crate::support::{
+    PATIENCE, Program, RedisServer, least_rights, on_a_steady_machine, wait_until,
+};
+use crate::{BOUND, WAIT, patient, told};
 
 const PAGE: &str = include_str!("../../docs/operations.md");
 
@@ -32,8 +33,8 @@ fn commands() -> Vec<Vec<&'static str>> {
 }
 
 fn registry(url: &str) -> LockRegistry {
-    let store = RedisStore::connect_lazy(url).unwrap();
-    LockRegistry::builder(store).build().unwrap()
+    let store = patient(url).connect_lazy().unwrap();
+    LockRegistry::builder(store).wait(WAIT).build().unwrap()
 }
 
 /// Who holds and who waits is seen, the key is freed, and the first in the queue has it next.
@@ -142,16 +143,16 @@ async fn a_database_takes_it(server: &RedisServer) {
     let url = server.url_with("lockstream", "password", 1);
     let waiter = registry(&url).obtain("k").lease();
     for error in [
-        RedisStore::connect(&*url).await.unwrap_err(),
+        patient(&*url).connect().await.unwrap_err(),
         // Nobody waits for what will not pass.
-        told(timeout(BOUND, waiter).await.expect("it is told")),
+        told(timeout(PATIENCE, waiter).await.expect("it is told")),
     ] {
         let told = error.to_string();
         let names = told.contains("no permissions") && told.to_lowercase().contains("select");
         assert!(names && !error.is_retryable(), "{told}");
     }
     server.cmd(&["ACL", "SETUSER", "lockstream", "+select"]);
-    let store = RedisStore::connect(&*url).await.unwrap();
+    let store = patient(&*url).connect().await.unwrap();
     let locks = LockRegistry::builder(store).build().unwrap();
     let lease = locks.obtain("k").lease().await.unwrap();
     let there: String = server.ask(&["INFO", "keyspace"]);

@@ -28,10 +28,21 @@ mod words;
 
 use std::time::Duration;
 
+use lockstream::store::{RedisStore, RedisStoreBuilder};
 use lockstream::{LockError, StoreError};
+
+use crate::support::PATIENCE;
 
 /// For what takes a reconnect and some round trips; far below the usual ttl and wait.
 pub(crate) const BOUND: Duration = Duration::from_secs(5);
+
+/// For how long callers wait. What ends sooner was not waited with, be the machine as slow as it may.
+pub(crate) const WAIT: Duration = Duration::from_secs(600);
+
+/// A store on that server. Many servers start here at a time, so that the usual 5 s for connecting may be too short.
+pub(crate) fn patient(url: impl Into<String>) -> RedisStoreBuilder {
+    RedisStore::builder(url).connect_timeout(PATIENCE)
+}
 
 /// The store's word in an error.
 #[track_caller]

@@ -10,9 +10,9 @@ use lockstream::{LockEvent, LockRegistry, stream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::BOUND;
 use crate::hearing::Log;
 use crate::support::{ClientRow, Program, RedisServer, least_rights, wait_until};
+use crate::{BOUND, patient};
 
 /// For a reconnect after refused attempts: the pauses between them are 2 s at most. A renewal is due later than that.
 const LATER: Duration = Duration::from_secs(15);
@@ -50,7 +50,7 @@ fn builder(server: &RedisServer) -> (RedisStoreBuilder, watch::Sender<Credential
     let (rotate, newest) = watch::channel(credentials(0));
     // What the url says of a user does not count.
     let url = server.url_with("nobody", "nothing", 0);
-    (RedisStore::builder(url).credentials(newest), rotate)
+    (patient(url).credentials(newest), rotate)
 }
 
 fn registry(builder: RedisStoreBuilder) -> LockRegistry {
@@ -318,7 +318,7 @@ async fn every_connection_to_a_cluster_rotates() {
         }
     }
     let (rotate, newest) = watch::channel(credentials(0));
-    let builder = RedisStore::builder(cluster.url()).credentials(newest);
+    let builder = patient(cluster.url()).credentials(newest);
     let (locks, others) = (registry(builder.clone()), registry(builder));
     let mut events = locks.events();
     let keys: Vec<String> = (0..12).map(|key| format!("k{key}")).collect();
@@ -372,7 +372,7 @@ async fn behind_sentinels_the_primary_s_credentials_rotate() {
         know(watched.primary(), "lockstream", &password(0));
         know(watched.primary(), "another", "s3kret0");
         let (rotate, newest) = watch::channel(credentials(0));
-        let builder = RedisStore::builder(watched.url()).credentials(newest);
+        let builder = patient(watched.url()).credentials(newest);
         let locks = registry(builder);
         let lease = locks.obtain("k").lease().await.unwrap();
         let before = connections(watched.primary(), "lockstream");

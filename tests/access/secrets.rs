@@ -8,6 +8,7 @@ use lockstream::{LockRegistry, StoreError};
 use proptest::prelude::*;
 
 use crate::hearing::Log;
+use crate::patient;
 use crate::support::RedisServer;
 
 /// What every password here begins and ends with, and nothing else does, in whatever case.
@@ -214,15 +215,16 @@ fn no_server_makes_a_password_show() {
         ]);
         let url = |password: &str| server.url_with("u", &escaped(password), 0);
         runtime().block_on(async {
-            let registry = LockRegistry::connect(url(&password)).await.unwrap();
+            let patiently = format!("{}?connect_timeout=60", url(&password));
+            let registry = LockRegistry::connect(patiently).await.unwrap();
             let lease = registry.obtain("k").lease().await.unwrap();
             shows_nothing(&(&registry, &lease));
             lease.release().await.unwrap();
             registry.shutdown().await;
 
             let wrong = url(&format!("{password}!"));
-            tells_nothing(&RedisStore::connect(&wrong).await.unwrap_err());
-            let error = error_of(RedisStore::connect_lazy(&wrong).unwrap()).await;
+            tells_nothing(&patient(&wrong).connect().await.unwrap_err());
+            let error = error_of(patient(&wrong).connect_lazy().unwrap()).await;
             assert!(error.to_string().contains("WRONGPASS"), "{error}");
         });
         Ok(())
@@ -256,7 +258,7 @@ fn no_certificate_makes_a_password_show() {
                 "rediss+sentinel://u:{password}@localhost:{port}/mine?sentinel_password={password}"
             ),
         ] {
-            let store = RedisStore::builder(&url).root_certificate(&ours.pem);
+            let store = patient(&url).root_certificate(&ours.pem);
             shows_nothing(&store);
             runtime().block_on(async {
                 let error = store.clone().connect().await.unwrap_err();
@@ -322,10 +324,10 @@ fn an_error_that_quotes_the_password_is_not_shown() {
     runtime().block_on(async {
         for user in ["", "u"] {
             let url = format!("redis://{user}:{password}@127.0.0.1:{port}/");
-            let error = RedisStore::connect(&url).await.unwrap_err();
+            let error = patient(&url).connect().await.unwrap_err();
             assert!(!error.is_retryable(), "{error}");
             tells_nothing(&error);
-            error_of(RedisStore::connect_lazy(&url).unwrap()).await;
+            error_of(patient(&url).connect_lazy().unwrap()).await;
         }
     });
     drop(logging);

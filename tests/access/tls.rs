@@ -9,8 +9,10 @@ use tokio::time::timeout;
 
 use crate::authority::{Authority, Identity};
 use crate::hearing::Log;
-use crate::support::{RedisServer, again_if_it_stood_still, on_a_steady_machine, wait_until};
-use crate::{BOUND, told};
+use crate::support::{
+    PATIENCE, RedisServer, again_if_it_stood_still, on_a_steady_machine, wait_until,
+};
+use crate::{BOUND, WAIT, patient, told};
 
 const HERE: &[&str] = &["localhost", "127.0.0.1"];
 
@@ -20,18 +22,20 @@ fn start(identity: &Identity) -> RedisServer {
 }
 
 fn trusting(server: &RedisServer, authority: &Authority) -> RedisStoreBuilder {
-    RedisStore::builder(server.tls_url("localhost")).root_certificate(&authority.pem)
+    patient(server.tls_url("localhost")).root_certificate(&authority.pem)
 }
 
 fn locks(store: RedisStore) -> LockRegistry {
     LockRegistry::builder(store)
         .response_timeout(Duration::from_secs(10))
+        .wait(WAIT)
         .build()
         .unwrap()
 }
 
 /// Takes a lock, has another process wait for it, and hands it over.
 async fn takes_turns(store: RedisStoreBuilder) {
+    let store = store.connect_timeout(PATIENCE);
     again_if_it_stood_still(async || {
         let (one, two) = (
             locks(store.clone().connect().await.unwrap()),
@@ -56,10 +60,10 @@ async fn a_lease_outlasts_a_runtime_that_is_busy() {
         let authority = Authority::new("ours");
         let server = start(&authority.sign(HERE));
         let locks = locks(trusting(&server, &authority).connect().await.unwrap());
-        let lock = locks.obtain("k").ttl(Duration::from_secs(3));
+        let lock = locks.obtain("k").ttl(Duration::from_secs(6));
         let lease = lock.renewal(Renewal::watchdog()).lease().await.unwrap();
         for _ in 0..2 {
-            std::thread::sleep(Duration::from_secs(4));
+            std::thread::sleep(Duration::from_secs(7));
             assert!(lease.is_valid());
             assert!(locks.obtain("other").inspect().await.is_ok());
         }
@@ -72,8 +76,7 @@ async fn a_lease_outlasts_a_runtime_that_is_busy() {
 /// Refused at once by every way in, for a reason that is named, and for good.
 async fn refused(store: RedisStoreBuilder, reason: &str) -> StoreError {
     let begin = Instant::now();
-    // Five seconds by default, which a slow machine takes for a handshake.
-    let store = store.connect_timeout(3 * BOUND);
+    let store = store.connect_timeout(PATIENCE);
     let by_store = store.clone().connect().await.unwrap_err();
     let registry = locks(store.connect_lazy().unwrap());
     let lock = registry.obtain("k");
@@ -85,8 +88,7 @@ async fn refused(store: RedisStoreBuilder, reason: &str) -> StoreError {
         assert!(error.to_string().contains(reason), "{error}");
         assert!(!error.is_retryable(), "{error}");
     }
-    // None of them is waited with, which would be for 30 s.
-    assert!(begin.elapsed() < 3 * BOUND, "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < WAIT, "{:?}", begin.elapsed());
     assert_eq!(registry.in_use(), 0);
     by_store
 }
@@ -232,7 +234,7 @@ async fn a_store_resumes_its_tls_sessions() {
     let url = format!("rediss://localhost:{port}/");
     for _ in 0..2 {
         // Each store has sessions of its own.
-        let store = RedisStore::builder(&url).root_certificate(&authority.pem);
+        let store = patient(&url).root_certificate(&authority.pem);
         let store = store.connect().await.unwrap();
         for _ in 0..2 {
             let registry = locks(store.clone());

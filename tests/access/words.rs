@@ -145,7 +145,7 @@ fn any_text_may_be_a_key() {
         .build()
         .unwrap();
     let (one, two, memory) = runtime.block_on(async {
-        let url = format!("{}?response_timeout=10", server.url());
+        let url = format!("{}?response_timeout=10&connect_timeout=60", server.url());
         (
             LockRegistry::connect(&url).await.unwrap(),
             LockRegistry::connect(&url).await.unwrap(),

@@ -55,7 +55,8 @@ impl Default for Redis {
 #[cfg(feature = "redis")]
 impl World for Redis {
     async fn builder(&self) -> LockRegistryBuilder {
-        let store = lockstream::store::RedisStore::connect(self.0.url());
+        let store = lockstream::store::RedisStore::builder(self.0.url());
+        let store = store.connect_timeout(crate::support::PATIENCE).connect();
         LockRegistry::builder(store.await.unwrap())
     }
 

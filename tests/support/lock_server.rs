@@ -52,7 +52,8 @@ pub(crate) async fn registry_builder(url: &str) -> LockRegistryBuilder {
         let store = store.connect().await.unwrap();
         return LockRegistry::builder(store).response_timeout(patience);
     }
-    let store = RedisStore::connect(url).await.unwrap();
+    let store = RedisStore::builder(url).connect_timeout(PATIENCE);
+    let store = store.connect().await.unwrap();
     LockRegistry::builder(store).response_timeout(patience)
 }
 
