@@ -36,7 +36,7 @@ use crate::support::PATIENCE;
 /// For what takes a reconnect and some round trips; far below the usual ttl and wait.
 pub(crate) const BOUND: Duration = Duration::from_secs(5);
 
-/// For how long callers wait. What ends sooner was not waited with, be the machine as slow as it may.
+/// The wait of callers, ten times as long as a refusal may take: so a refusal that is waited with is told from a slow machine.
 pub(crate) const WAIT: Duration = Duration::from_secs(600);
 
 /// A store on that server. Many servers start here at a time, so that the usual 5 s for connecting may be too short.

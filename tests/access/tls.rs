@@ -88,7 +88,8 @@ async fn refused(store: RedisStoreBuilder, reason: &str) -> StoreError {
         assert!(error.to_string().contains(reason), "{error}");
         assert!(!error.is_retryable(), "{error}");
     }
-    assert!(begin.elapsed() < WAIT, "{:?}", begin.elapsed());
+    // None of them is waited with.
+    assert!(begin.elapsed() < PATIENCE, "{:?}", begin.elapsed());
     assert_eq!(registry.in_use(), 0);
     by_store
 }

@@ -38,7 +38,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(120);
 pub(crate) const ANSWER_WITHIN: Duration = ms(4_000);
 
 pub(crate) async fn registry(url: &str) -> LockRegistry {
-    let store = RedisStore::builder(url).connect_timeout(LONG);
+    let store = RedisStore::builder(url).connect_timeout(support::PATIENCE);
     let store = store.connect().await.unwrap();
     LockRegistry::builder(store)
         .response_timeout(ANSWER_WITHIN)
